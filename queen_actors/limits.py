@@ -1,0 +1,68 @@
+"""Every bound of the broker, each with its reason or its precedent. Sizes in bytes, times as named."""
+
+from __future__ import annotations
+
+MIB = 1 << 20
+
+# The wire's (wire-kv-locks-timers-transactions.md section 8, wire-messaging.md sections 3, 6, 7)
+BODY_BYTES = 64 * MIB
+NAME_BUDGET_BYTES = 447  # tenant + queue + max(group, partition or timerKey): the reference's composite key
+TENANT_BYTES = 36  # the default tenant's UUID, which takes its part of the budget
+TXN_BYTES = 65_535  # a u16 length on the binary wire
+KV_OPS_PER_CALL = 256
+KV_OPS_PER_TRANSACTION = 64
+KV_KEYS_PER_CALL = 1024
+KV_KEYS_PER_TRANSACTION = 256
+KV_KEY_BYTES = 512
+KV_VALUE_BYTES = 65_536
+KV_READ_BYTES = 4 * MIB  # what the reads of one call may return
+PRECONDITION_VALUE_CHARS = 4096  # over it the current value is left out of a refusal
+PREFIX_PAGE_DEFAULT, PREFIX_PAGE_MAX = 100, 1000
+LOCK_OPS_PER_CALL = 64
+LOCK_NAME_BYTES = LOCK_OWNER_BYTES = 256
+LOCK_LIMIT_MAX = 1024
+LOCK_KEYS_PER_CALL = 4096
+LOCK_GET_COST = 1000
+TTL_SECONDS_MAX = 10**12  # decisions.md: beyond it an expiry is no date
+TIMER_OPS_PER_CALL = 256
+TIMER_PAYLOAD_BYTES = MIB
+TIMER_HORIZON_US = 90 * 86_400 * 1_000_000
+TIMER_PAGE_DEFAULT, TIMER_PAGE_MAX = 100, 1000
+TIMER_COUNT_PREFIX_BYTES = 128
+TIMER_FIRE_COUNT, TIMER_FIRE_BYTES = 256, 4 * MIB  # one step of firing
+TIMER_ATTEMPTS = 5  # then the message is dead-lettered
+TRANSACTION_POSITIONS = 16_384
+TRANSACTION_STEPS = 10_000  # our own: what one frame of the log should hold of one caller's work
+CALL_DEADLINE_SECONDS = 30.0
+POP_BATCH_DEFAULT, POP_BATCH_MAX = 200, 10_000
+POP_BYTES = 8 * MIB  # payload bytes of one pop: what a client's 30 s can carry
+POP_PARTITIONS_MAX = 64
+POP_WAIT_MS_DEFAULT, POP_WAIT_MS_MAX = 30_000, 60_000
+PUSH_ITEMS = 50_000
+DLQ_PAGE_DEFAULT, DLQ_PAGE_MAX = 100, 1000
+ACK_WINDOW_SECONDS = 900  # how long a consumed message's ack can still be recognised, at the least
+TRACE_SECONDS = 7 * 86_400
+
+# The broker's own
+LOG_BACKLOG_BYTES = 64 * MIB  # effects that wait for the disk; past it callers get 429
+GROUP_ENTRIES, GROUP_BYTES = 2_000, 4 * MIB  # one group commit: bounds the latency that one group adds
+PARKED_POPS_PER_QUEUE = 20_000
+RECORD_CACHE_BYTES = 64 * MIB  # sealed messages kept in memory for readers
+JOURNAL_ROLL_BYTES = 64 * MIB  # duckdb-storage.md: about 265,000 messages, sealed in under a second
+JOURNAL_ROLL_SECONDS = 3600.0
+SNAPSHOT_BYTES = 64 * MIB  # log since the last snapshot: bounds recovery
+ACTOR_FAILURES, ACTOR_FAILURE_SECONDS = 5, 60.0  # an actor that fails so often stops the broker
+SHUTDOWN_SECONDS = 10.0
+
+# WebSocket (websocket.md)
+WS_FRAME_BYTES = 8 * MIB
+WS_PEER_BYTES = 4 * MIB  # what may wait to be written to one peer
+WS_HEARTBEAT_SECONDS = 20.0
+WS_AUTH_SECONDS = 5.0
+WS_WRITE_SECONDS = 10.0
+WS_PIPELINE = 1024  # requests of one connection under way
+WS_SUBSCRIPTIONS = 1024
+WS_CREDIT_DEFAULT, WS_CREDIT_MAX = 100, 100_000
+WS_CONNECTIONS = 10_000
+HTTP_HEAD_BYTES = 64 * 1024
+HTTP_HEAD_SECONDS = 10.0
