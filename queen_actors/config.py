@@ -1,0 +1,77 @@
+"""Settings: what an operator may choose, with the defaults. Bounds that nobody should move are in `limits.py`.
+
+`load` reads them from the environment: each field `some_field` from `QUEEN_ACTORS_SOME_FIELD`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from . import limits
+
+PREFIX = "QUEEN_ACTORS_"
+"""What the name of an environment variable of ours begins with; those of no field are not ours to judge."""
+
+Port = Annotated[int, Meta(ge=0, le=65_535)]
+Size = Annotated[int, Meta(gt=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class Settings(Struct, frozen=True):
+    """Everything that can be set; sizes in bytes, times in seconds."""
+
+    data: str | None = "./queen-data"
+    """The data directory; None keeps everything in memory."""
+    host: str = "127.0.0.1"
+    port: Port = 6632
+    """The TCP port; 0 takes any free one."""
+    subscription_mode: Literal["all", "new"] = "all"
+    """Where a group starts that names no mode (decisions.md)."""
+    timer_horizon_seconds: Size = limits.TIMER_HORIZON_US // 1_000_000
+    journal_roll_bytes: Size = limits.JOURNAL_ROLL_BYTES
+    journal_roll_seconds: Seconds = limits.JOURNAL_ROLL_SECONDS
+    snapshot_bytes: Size = limits.SNAPSHOT_BYTES
+    record_cache_bytes: Size = limits.RECORD_CACHE_BYTES
+    shutdown_seconds: Seconds = limits.SHUTDOWN_SECONDS
+    heartbeat_seconds: Seconds = limits.WS_HEARTBEAT_SECONDS
+    allowed_origins: tuple[str, ...] = ()
+    """Origins that a browser may connect a WebSocket from; empty: any."""
+    access_log: bool = False
+    log_level: LogLevel = "warning"
+
+
+def load(environ: Mapping[str, str], **flags: Any) -> Settings:
+    """The settings: a flag that is not None wins over the environment, which wins over the defaults.
+
+    `memory` (`QUEEN_ACTORS_MEMORY`) is `data` None. `PORT` counts when `QUEEN_ACTORS_PORT` is not there. Booleans are
+    true, false, 1 or 0; a list is separated by commas; an empty variable counts as absent.
+
+    Raises ValueError, with the name and the value of what is wrong.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    chosen: dict[str, Any] = {}
+    for field, kind in get_type_hints(Settings, include_extras=True).items():
+        names = [PREFIX + field.upper()] + (["PORT"] if field == "port" else [])
+        name = next((name for name in names if environ.get(name)), None)
+        if field in given:
+            chosen[field] = _convert(f"--{field.replace('_', '-')}", given[field], kind)
+        elif name is not None:
+            chosen[field] = _convert(name, environ[name], kind)
+    memory = PREFIX + "MEMORY"
+    if given.get("memory") or ("data" not in given and _convert(memory, environ.get(memory) or "false", bool)):
+        chosen["data"] = None
+    return Settings(**chosen)
+
+
+def _convert(name: str, value: object, kind: Any) -> Any:
+    if kind == tuple[str, ...] and isinstance(value, str):
+        value = tuple(part.strip() for part in value.split(",") if part.strip())
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as wrong:
+        raise ValueError(f"{name}={value}: {wrong}") from None
