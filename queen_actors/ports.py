@@ -7,7 +7,10 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from .domain.effects import Counters, Effect, Entry, Record
+from .domain.effects import Counters, Effect, Entry, Recent, Record, SealedRun
+
+
+__all__ = ["Clock", "Ids", "Recent", "Recovered", "Recovery", "SealedRun", "Store", "StoreStatistics"]
 
 
 class Clock(Protocol):
@@ -38,26 +41,6 @@ class Ids(Protocol):
         ...
 
 
-class SealedRun(Struct, frozen=True, gc=False):
-    """Messages `first`..`last` of a partition that the store can `read`, and that need not be kept in memory."""
-
-    pid: int
-    first: int
-    last: int
-    first_ts: int
-    last_ts: int
-
-
-class Recent(Struct, frozen=True, gc=False):
-    """A message still inside its dedup and ack window: the index entry that recovery gives back."""
-
-    pid: int
-    offset: int
-    ts: int
-    txn: str
-    id: str
-
-
 class Recovery(Protocol):
     """Where a store pours what it holds when it is opened, in this order: `restore` for the state before the tail,
     `sealed` and `recent` for messages that lie in segments, then `entry` for each entry of the tail."""
@@ -66,12 +49,16 @@ class Recovery(Protocol):
         """Effects other than `Appended`, oldest first: a snapshot's rows, then the segments' rows behind it."""
         ...
 
+    def recent_since(self) -> int:
+        """Asked after `restore`: sealed messages with `ts` at or after this instant are wanted as `recent`."""
+        ...
+
     def sealed(self, runs: Sequence[SealedRun]) -> None:
         """Messages that lie in segments; runs of one partition come in offset order."""
         ...
 
     def recent(self, messages: Sequence[Recent]) -> None:
-        """Sealed messages whose `ts` is inside the recovery window that the store was opened with."""
+        """Sealed messages with `ts` at or after `recent_since()`; each partition's in offset order."""
         ...
 
     def entry(self, entry: Entry) -> None:

@@ -245,6 +245,26 @@ class Entry(Struct, frozen=True, array_like=True, gc=False):
     effects: tuple[Effect, ...]
 
 
+class SealedRun(Struct, frozen=True, gc=False):
+    """Messages `first`..`last` of a partition that the store can `read`, and that need not be kept in memory."""
+
+    pid: int
+    first: int
+    last: int
+    first_ts: int
+    last_ts: int
+
+
+class Recent(Struct, frozen=True, gc=False):
+    """A message still inside its dedup and ack window: the index entry that recovery gives back."""
+
+    pid: int
+    offset: int
+    ts: int
+    txn: str
+    id: str
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[tuple[Entry, ...]] = msgspec.msgpack.Decoder(tuple[Entry, ...])
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import msgspec
 from msgspec import Struct
+
+from ..limits import ACK_WINDOW_SECONDS
+from ..values import SECOND
+from .effects import CursorPut, QueueOptions, Recent, Record, SealedRun
 
 
 class PushItem(Struct, frozen=True, gc=False):
@@ -17,6 +24,7 @@ class PushItem(Struct, frozen=True, gc=False):
     id: str | None = None
     timer_key: str | None = None
     producer: str | None = None
+    encrypted: bool = False
 
 
 class PushOutcome(Struct, frozen=True, gc=False):
@@ -28,3 +36,230 @@ class PushOutcome(Struct, frozen=True, gc=False):
     offset: int
     status: str
     error: str | None = None
+
+
+def window_of(options: QueueOptions) -> int:
+    """How long, in microseconds, a message's index entry is needed after it was appended: for dedup, for acks that
+    come late (8.2), and to know when a delayed message becomes visible."""
+    return SECOND * max(
+        options.dedup_window_seconds,
+        ACK_WINDOW_SECONDS,
+        options.delayed_processing_seconds,
+        options.window_buffer_seconds,
+    )
+
+
+class PartitionState:
+    """The messages that are in memory, the index of recent ones, and the groups' cursors.
+
+    `window` covers the offsets `base` .. `next_offset - 1`: a `Record` where the payload is in memory, a `Recent`
+    where it lies in a segment. Offsets from `log_start` up to `base` lie in segments and have left the window.
+    `claimed` maps, for each group with a lease, the transaction ids of the leased messages to their offsets; it is
+    rebuilt from the log when it is missing (None is not stored: the group is absent).
+    """
+
+    __slots__ = (
+        "base",
+        "claimed",
+        "created_at",
+        "cursors",
+        "last_ts",
+        "log_start",
+        "name",
+        "next_offset",
+        "pid",
+        "position",
+        "qid",
+        "txns",
+        "window",
+    )
+
+    def __init__(self, pid: int, qid: int, name: str, created_at: int, log_start: int = 0) -> None:
+        self.pid = pid
+        self.qid = qid
+        self.name = name
+        self.created_at = created_at
+        self.log_start = log_start
+        self.next_offset = log_start
+        self.last_ts = 0
+        self.base = log_start
+        self.window: list[Record | Recent] = []
+        self.txns: dict[str, int] = {}
+        self.cursors: dict[str, CursorPut] = {}
+        self.claimed: dict[str, dict[str, int]] = {}
+        self.position = 0
+
+    # -- what is known ---------------------------------------------------------------------------------------------
+
+    def entry(self, offset: int) -> Record | Recent | None:
+        """The window's entry of an offset, or None when it has left the window (or does not exist)."""
+        place = offset - self.base
+        return self.window[place] if 0 <= place < len(self.window) else None
+
+    def known(self, txn: str) -> Record | Recent | None:
+        """The latest message of this transaction id that the window remembers."""
+        offset = self.txns.get(txn)
+        return None if offset is None else self.entry(offset)
+
+    def resolve(self, group: str, txn: str) -> int | None:
+        """The offset that an ack of `txn` means: first among what the group has leased, then among recent messages."""
+        claimed = self.claimed.get(group)
+        if claimed is not None and txn in claimed:
+            return claimed[txn]
+        return self.txns.get(txn)
+
+    def floor(self, committed: int) -> int:
+        """A committed offset with what retention removed counted as passed."""
+        return max(committed, self.log_start - 1)
+
+    def in_memory(self, first: int, count: int, max_bytes: int) -> tuple[Record, ...] | None:
+        """Up to `count` messages from `first` on, at least one, within `max_bytes`; None when the first is sealed."""
+        place, found, size = first - self.base, list[Record](), 0
+        if place < 0:
+            return None
+        for record in self.window[place : place + count]:
+            if not isinstance(record, Record):
+                break
+            size += len(record.payload)
+            if found and size > max_bytes:
+                break
+            found.append(record)
+        return tuple(found) or None
+
+    # -- decide ----------------------------------------------------------------------------------------------------
+
+    def push(
+        self, items: Sequence[PushItem], now: int, dedup_window: int, new_id: Callable[[int], str]
+    ) -> tuple[list[PushOutcome], tuple[Record, ...]]:
+        """Which items are new and which repeat a transaction id inside the window (microseconds); 6.2 and 6.3."""
+        outcomes: list[PushOutcome] = []
+        records: list[Record] = []
+        fresh: dict[str, Record] = {}
+        offset, txns, since = self.next_offset, self.txns, now - dedup_window
+        for item in items:
+            txn = item.txn
+            if txn:
+                seen: Record | Recent | None = fresh.get(txn)
+                if seen is None and txn in txns and dedup_window:
+                    seen = self.known(txn)
+                    if seen is not None and seen.ts < since:
+                        seen = None
+                if seen is not None and dedup_window:
+                    outcomes.append(PushOutcome(item.queue, txn, seen.id, seen.offset, "duplicate"))
+                    continue
+            mid = item.id or new_id(now)
+            record = Record(
+                offset, now, mid, txn or mid, item.payload, item.trace, item.producer, item.timer_key, item.encrypted
+            )
+            fresh[record.txn] = record
+            records.append(record)
+            outcomes.append(PushOutcome(item.queue, record.txn, mid, offset, "queued"))
+            offset += 1
+        return outcomes, tuple(records)
+
+    # -- apply -----------------------------------------------------------------------------------------------------
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Apply `Appended`: the offsets continue the partition, in the log's order."""
+        assert records[0].offset == self.next_offset, "a partition's offsets have no gap"
+        if not self.window:
+            self.base = self.next_offset
+        self.window.extend(records)
+        txns = self.txns
+        for record in records:
+            txns[record.txn] = record.offset
+        self.next_offset = records[-1].offset + 1
+        self.last_ts = records[-1].ts
+
+    def put_cursor(self, effect: CursorPut) -> None:
+        """Apply `CursorPut`. A lease that ended takes its index of transaction ids with it."""
+        if not effect.lease_id:
+            self.claimed.pop(effect.group, None)
+        self.cursors[effect.group] = effect
+
+    def drop_cursor(self, group: str) -> None:
+        """Apply `CursorDropped`."""
+        self.cursors.pop(group, None)
+        self.claimed.pop(group, None)
+
+    def cut(self, log_start: int) -> None:
+        """Apply a `PartitionPut` that moved the start: what lies below it is forgotten."""
+        self.log_start = log_start
+        self.next_offset = max(self.next_offset, log_start)
+        self._forget(log_start)
+
+    # -- what recovery and the store tell ---------------------------------------------------------------------------
+
+    def restore_run(self, run: SealedRun) -> None:
+        """Messages that lie in a segment: they exist, and are read when somebody asks."""
+        self.next_offset = max(self.next_offset, run.last + 1)
+        self.last_ts = max(self.last_ts, run.last_ts)
+        if not self.window:
+            self.base = self.next_offset
+
+    def restore_recent(self, message: Recent) -> None:
+        """A sealed message that is still inside its window; they come in offset order and end at the last one."""
+        if not self.window:
+            self.base = message.offset
+        self.window.append(message)
+        self.txns[message.txn] = message.offset
+
+    def evict(self, first: int, last: int) -> int:
+        """The messages `first`..`last` lie in a segment now: drop their payloads. Returns the bytes let go."""
+        freed = 0
+        for place in range(max(first - self.base, 0), min(last - self.base + 1, len(self.window))):
+            record = self.window[place]
+            if isinstance(record, Record):
+                freed += len(record.payload)
+                self.window[place] = Recent(self.pid, record.offset, record.ts, record.txn, record.id)
+        return freed
+
+    def prune(self, since: int) -> None:
+        """Forget the index entries of sealed messages appended before `since`."""
+        end = 0
+        for record in self.window:
+            if isinstance(record, Record) or record.ts >= since:
+                break
+            end += 1
+        self._forget(self.base + end)
+
+    def _forget(self, below: int) -> None:
+        count = min(below - self.base, len(self.window))
+        if count <= 0:
+            return
+        for record in self.window[:count]:
+            if self.txns.get(record.txn) == record.offset:
+                del self.txns[record.txn]
+        del self.window[:count]
+        self.base += count
+
+    @property
+    def idle(self) -> bool:
+        """Nothing of it needs memory but what `pack` keeps."""
+        return not self.claimed and not any(isinstance(record, Record) for record in self.window)
+
+    def pack(self) -> bytes:
+        """The whole state in as few bytes as it takes; only of an `idle` one."""
+        recent = [(r.ts, r.txn, r.id) for r in self.window]
+        cursors = list(self.cursors.values())
+        head = (self.qid, self.name, self.created_at, self.log_start, self.next_offset, self.last_ts)
+        return _packer.encode((*head, self.base, recent, cursors, self.position))
+
+    @classmethod
+    def unpack(cls, pid: int, packed: bytes) -> PartitionState:
+        """The inverse of `pack`."""
+        qid, name, created_at, log_start, next_offset, last_ts, base, recent, cursors, position = _unpacker.decode(
+            packed
+        )
+        self = cls(pid, qid, name, created_at, log_start)
+        self.next_offset, self.last_ts, self.base, self.position = next_offset, last_ts, base, position
+        for place, (ts, txn, mid) in enumerate(recent):
+            self.window.append(Recent(pid, base + place, ts, txn, mid))
+            self.txns[txn] = base + place
+        self.cursors = {cursor.group: cursor for cursor in cursors}
+        return self
+
+
+_packer = msgspec.msgpack.Encoder()
+_Packed = tuple[int, str, int, int, int, int, int, list[tuple[int, str, str]], list[CursorPut], int]
+_unpacker: msgspec.msgpack.Decoder[_Packed] = msgspec.msgpack.Decoder(_Packed)
