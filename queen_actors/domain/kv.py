@@ -9,8 +9,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from .. import limits
-from ..values import MAX_INSTANT
+from queen_actors import limits
+from queen_actors.values import MAX_INSTANT
+
 from .effects import KvDropped, KvPut
 from .numbers import add, number_text, parse_number
 from .ordered import OrderedKeys
