@@ -1,0 +1,253 @@
+"""The data directory: its lock, its format, its files' names, and the last position that it is known to hold.
+
+    LOCK       held with flock by the process that has the directory open; its text is that process's id
+    FORMAT     one line, the format of everything beside it
+    POSITION   two slots of `magic | position u64 | journal u64 | crc32 u32`, one page each: how far the log is known
+               to reach, and the name of the newest journal. The first slot is flushed at every roll and at a clean
+               stop, the second is written without a flush about once a second; both only after what they speak of
+               was durable, so a log that ends before the greater of them has lost something.
+    journal-<first>.log                         entries behind position <first>
+    segment-<first>-<last>-<crc32>.duckdb       entries behind <first> up to <last>
+    snapshot-<last>-<crc32>.duckdb              the state as of <last>
+    *.tmp, *.tmp.wal, spill/                    unfinished work, removed at the next open
+
+The CRC-32 in a name is that of the whole file, which is never written again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import struct
+import zlib
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from queen_actors import limits
+from queen_actors.errors import DataDirectoryError
+
+from . import faultpoints
+from .fileops import FileOps
+
+FORMAT_LINE = "queen-actors data directory, format 1\n"
+
+_SLOT = struct.Struct("<8sQQ")
+_SLOT_MAGIC = b"QNACTPOS"
+_SLOT_BYTES = 4096
+_CRC = struct.Struct("<I")
+_NAMES = re.compile(
+    r"journal-(?P<journal>\d{20})\.log"
+    r"|segment-(?P<first>\d{20})-(?P<last>\d{20})-(?P<segment_crc>[0-9a-f]{8})\.duckdb"
+    r"|snapshot-(?P<snapshot>\d{20})-(?P<snapshot_crc>[0-9a-f]{8})\.duckdb"
+)
+
+
+class JournalFile(NamedTuple):
+    """A journal by its name."""
+
+    first: int
+    path: str
+
+
+class SegmentFile(NamedTuple):
+    """A segment by its name: it holds the entries behind `first` up to `last`."""
+
+    first: int
+    last: int
+    checksum: int
+    path: str
+
+
+class SnapshotFile(NamedTuple):
+    """A snapshot by its name: the state as of `last`."""
+
+    last: int
+    checksum: int
+    path: str
+
+
+class Listing(Struct, frozen=True):
+    """The files of the log, each kind sorted by position."""
+
+    journals: list[JournalFile]
+    segments: list[SegmentFile]
+    snapshots: list[SnapshotFile]
+
+
+class DataDirectory:
+    """A data directory that this process holds."""
+
+    def __init__(self, ops: FileOps, path: str, lock: int, position_file: int) -> None:
+        self.ops = ops
+        self.path = path
+        self.spill = os.path.join(path, "spill")
+        self._lock = lock
+        self._position_file = position_file
+
+    @classmethod
+    def take(cls, path: str, ops: FileOps, *, create: bool = True) -> DataDirectory:
+        """Lock the directory and check its format; unfinished files are removed. Raises DataDirectoryError."""
+        path = os.path.abspath(path)
+        try:
+            if create:
+                os.makedirs(path, mode=0o750, exist_ok=True)
+            elif not os.path.isfile(os.path.join(path, "FORMAT")):
+                raise DataDirectoryError(f"{path} is no data directory of a broker: it has no FORMAT file.")
+            lock = _take_lock(path, ops)
+            try:
+                _check_format(path, ops)
+                position_file = ops.open(os.path.join(path, "POSITION"))
+            except BaseException:
+                ops.close(lock)
+                raise
+            directory = cls(ops, path, lock, position_file)
+            try:
+                directory._remove_unfinished()
+            except BaseException:
+                directory.release()
+                raise
+            return directory
+        except OSError as error:
+            raise DataDirectoryError(f"The data directory {path} cannot be used: {error}.") from error
+
+    def release(self) -> None:
+        """Let another process take the directory; safe to call twice."""
+        if self._lock >= 0:
+            self.ops.close(self._position_file)
+            self.ops.close(self._lock)
+            self._lock = -1
+
+    def listing(self) -> Listing:
+        """What is there now."""
+        found = Listing([], [], [])
+        for name in os.listdir(self.path):
+            match = _NAMES.fullmatch(name)
+            if match is None:
+                continue
+            path, part = os.path.join(self.path, name), match.groupdict()
+            if part["journal"] is not None:
+                found.journals.append(JournalFile(int(part["journal"]), path))
+            elif part["first"] is not None:
+                checksum = int(part["segment_crc"], 16)
+                found.segments.append(SegmentFile(int(part["first"]), int(part["last"]), checksum, path))
+            else:
+                found.snapshots.append(SnapshotFile(int(part["snapshot"]), int(part["snapshot_crc"], 16), path))
+        for files in (found.journals, found.segments, found.snapshots):
+            files.sort()
+        return found
+
+    def journal_path(self, first: int) -> str:
+        return os.path.join(self.path, f"journal-{first:020}.log")
+
+    def segment_file(self, first: int, last: int, checksum: int) -> SegmentFile:
+        """The segment of this range and content, by the path that it is to have."""
+        name = f"segment-{first:020}-{last:020}-{checksum:08x}.duckdb"
+        return SegmentFile(first, last, checksum, os.path.join(self.path, name))
+
+    def snapshot_file(self, last: int, checksum: int) -> SnapshotFile:
+        """The snapshot as of `last` with this content, by the path that it is to have."""
+        return SnapshotFile(last, checksum, os.path.join(self.path, f"snapshot-{last:020}-{checksum:08x}.duckdb"))
+
+    def note_position(self, position: int, journal: int, *, flush: bool) -> None:
+        """Write down that the log reaches to `position`, which is durable, and that `journal` is its newest file.
+
+        Without `flush` an error is of no consequence; with it OSError is raised.
+        """
+        record = _SLOT.pack(_SLOT_MAGIC, position, journal)
+        page = record + _CRC.pack(zlib.crc32(record))
+        if not flush:
+            with contextlib.suppress(OSError):  # a note that was not taken is an old note: still true
+                self.ops.write(self._position_file, (page,), _SLOT_BYTES)
+            return
+        self.ops.write(self._position_file, (page,), 0)
+        if faultpoints.armed:
+            faultpoints.passage("position.written")
+        self.ops.sync_data(self._position_file)
+        if faultpoints.armed:
+            faultpoints.passage("position.synced")
+
+    def noted_position(self) -> tuple[int, int]:
+        """The greatest position that was written down, and the newest journal's; (0, 0) when there is no note."""
+        best = (0, 0)
+        for offset in (0, _SLOT_BYTES):
+            page = os.pread(self._position_file, _SLOT.size + _CRC.size, offset)
+            if len(page) < _SLOT.size + _CRC.size:
+                continue
+            magic, position, journal = _SLOT.unpack_from(page)
+            if magic == _SLOT_MAGIC and _CRC.unpack_from(page, _SLOT.size)[0] == zlib.crc32(page[: _SLOT.size]):
+                best = max(best, (position, journal))
+        return best
+
+    def _remove_unfinished(self) -> None:
+        shutil.rmtree(self.spill, ignore_errors=True)
+        for name in os.listdir(self.path):
+            if name.endswith((".tmp", ".tmp.wal")):
+                self.ops.unlink(os.path.join(self.path, name))
+
+
+def file_checksum(path: str) -> int:
+    """The CRC-32 of a whole file. Raises OSError."""
+    checksum = 0
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(limits.MIB):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+def _take_lock(path: str, ops: FileOps) -> int:
+    lock_path = os.path.join(path, "LOCK")
+    lock = ops.open(lock_path)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+        ops.close(lock)
+        raise DataDirectoryError(
+            f"The data directory {path} is in use{f' by process {holder}' if holder else ''}. One process at a time "
+            "may have it open: stop that one, or choose another directory."
+        ) from error
+    ops.truncate(lock, 0)
+    ops.write(lock, (f"{os.getpid()}\n".encode(),), 0)
+    return lock
+
+
+def _check_format(path: str, ops: FileOps) -> None:
+    """Raise DataDirectoryError for a format that is not ours; an empty directory is given ours."""
+    format_path = os.path.join(path, "FORMAT")
+    try:
+        with open(format_path, encoding="utf-8", errors="replace") as file:
+            line = file.read(200)
+    except FileNotFoundError:
+        _begin(path, format_path, ops)
+        return
+    if line != FORMAT_LINE:
+        raise DataDirectoryError(
+            f"{format_path} reads {line.strip()!r}, and this version reads {FORMAT_LINE.strip()!r}. Open the directory "
+            "with the version that wrote it, or choose another directory."
+        )
+
+
+def _begin(path: str, format_path: str, ops: FileOps) -> None:
+    others = [name for name in os.listdir(path) if name not in ("LOCK", "POSITION", "FORMAT.tmp", "lost+found")]
+    if others:
+        raise DataDirectoryError(
+            f"{path} has no FORMAT file but is not empty (it holds {sorted(others)[0]!r}). Choose an empty or a new "
+            "directory, or restore the FORMAT file if this is a broker's data."
+        )
+    position = ops.open(os.path.join(path, "POSITION"))
+    ops.close(position)
+    temporary = ops.open(format_path + ".tmp")
+    try:
+        ops.truncate(temporary, 0)
+        ops.write(temporary, (FORMAT_LINE.encode(),), 0)
+        ops.sync(temporary)
+    finally:
+        ops.close(temporary)
+    ops.rename(format_path + ".tmp", format_path)
+    ops.sync_directory(path)
+    with contextlib.suppress(PermissionError):  # a parent we may not read: its owner made the directory durable
+        ops.sync_directory(os.path.dirname(path))
