@@ -39,9 +39,11 @@ POP_BYTES = 8 * MIB  # payload bytes of one pop: what a client's 30 s can carry
 POP_PARTITIONS_MAX = 64
 POP_WAIT_MS_DEFAULT, POP_WAIT_MS_MAX = 30_000, 60_000
 PUSH_ITEMS = 50_000
+ACKS_PER_CALL = 50_000
 DLQ_PAGE_DEFAULT, DLQ_PAGE_MAX = 100, 1000
 ACK_WINDOW_SECONDS = 900  # how long a consumed message's ack can still be recognised, at the least
 TRACE_SECONDS = 7 * 86_400
+TRACES = 100_000  # trace events kept readable: a window, not an archive
 
 # The broker's own
 LOG_BACKLOG_BYTES = 64 * MIB  # effects that wait for the disk; past it callers get 429

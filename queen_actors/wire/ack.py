@@ -1,0 +1,147 @@
+"""`POST /api/v1/ack`, `POST /api/v1/ack/batch` and lease extension (`wire-messaging.md`, sections 8 and 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from .. import limits
+from ..domain.cursor import Ack, AckOutcome, LeaseExtended
+from ..errors import BadRequest, TooLarge
+from ..values import QUEUE_MODE
+from .frames import Malformed, check_name, check_utf8, decode, encode, is_int, parse_object, parse_pid, zulu_time
+
+_STATUS = {
+    "completed": "completed",
+    "success": "completed",
+    "acked": "completed",
+    "ok": "completed",
+    "retry": "retry",
+    "dlq": "dlq",
+}
+EXTEND_SECONDS = 60
+_LEASE_SECONDS_MAX = 10**9  # an instant that is still a date
+
+
+class _Ack(Struct, rename="camel", gc=False):
+    transaction_id: str
+    partition_id: Any = None
+    status: Any = None
+    error: Any = None
+    consumer_group: str | None = None
+    lease_id: str | None = None
+
+
+class _Body(Struct, rename="camel"):
+    """Both shapes: a batch, or one ack's own fields."""
+
+    acknowledgments: list[_Ack] | None = None
+    transaction_id: str | None = None
+    partition_id: Any = None
+    status: Any = None
+    error: Any = None
+    consumer_group: str | None = None
+    lease_id: str | None = None
+
+
+class _Entry(Struct, rename="camel", gc=False):
+    index: int
+    transaction_id: str
+    success: bool
+    error: str | None
+    lease_released: bool
+    dlq: bool
+    noop: bool
+
+
+_body = msgspec.json.Decoder(_Body)
+
+
+def ack_status(word: Any) -> str:
+    """The wire's status word, in any case, as one of completed, failed, retry and dlq: absent is completed, and an
+    unknown word is failed, which redelivers (decisions.md)."""
+    if word is None or word is True:
+        return "completed"
+    return _STATUS.get(word.lower(), "failed") if isinstance(word, str) else "failed"
+
+
+def parse_acks(body: bytes) -> list[Ack]:
+    """The acks of either route in the caller's order; both routes take both shapes. Raises 400 `bad_body`, 400
+    `bad_request` and 413 `too_large`."""
+    try:
+        check_utf8(body)
+        parsed = decode(_body, body)
+    except Malformed as wrong:
+        raise BadRequest(f"the body is not JSON: {wrong}", code="bad_body") from None
+    except msgspec.ValidationError as wrong:
+        raise BadRequest(f"the body is not an acknowledgment: {wrong}") from None
+    if parsed.acknowledgments is not None:
+        entries = parsed.acknowledgments
+    elif parsed.transaction_id is not None:
+        single = (parsed.partition_id, parsed.status, parsed.error, parsed.consumer_group, parsed.lease_id)
+        entries = [_Ack(parsed.transaction_id, *single)]
+    else:
+        raise BadRequest("an acknowledgment needs a transactionId")
+    if len(entries) > limits.ACKS_PER_CALL:
+        raise TooLarge(f"{len(entries)} acknowledgments; one call takes at most {limits.ACKS_PER_CALL}")
+    return [_command(entry, parsed.consumer_group) for entry in entries]
+
+
+def _command(entry: _Ack, group: str | None) -> Ack:
+    name = entry.consumer_group or group or QUEUE_MODE
+    if name is not QUEUE_MODE:
+        check_name("consumer group", name)
+    error = entry.error if entry.error is None or isinstance(entry.error, str) else encode(entry.error).decode()
+    return Ack(
+        entry.transaction_id,
+        parse_pid(entry.partition_id),
+        name,
+        ack_status(entry.status),
+        entry.lease_id or None,
+        error or None,
+    )
+
+
+def render_acks(outcomes: Sequence[AckOutcome]) -> bytes:
+    """One entry per ack, in order."""
+    return encode([_entry(index, outcome) for index, outcome in enumerate(outcomes)])
+
+
+def _entry(index: int, outcome: AckOutcome) -> _Entry:
+    return _Entry(
+        index,
+        outcome.txn,
+        outcome.success,
+        outcome.error,
+        outcome.lease_released,
+        outcome.dlq,
+        outcome.noop,
+    )
+
+
+def parse_extend(body: bytes) -> int:
+    """The seconds of a lease extension, at least 1; a body without them asks for 60. Raises BadRequest."""
+    seconds: Any = parse_object(body, optional=True).get("seconds")
+    if seconds is None:
+        return EXTEND_SECONDS
+    if not (is_int(seconds) or (isinstance(seconds, float) and seconds.is_integer())):
+        raise BadRequest("seconds must be an integer")
+    return max(1, min(int(seconds), _LEASE_SECONDS_MAX))
+
+
+def render_extend(lease_id: str, extended: LeaseExtended) -> bytes:
+    """The earliest expiry under three names, because the clients read different ones (9)."""
+    expires = None if extended.expires_at is None else zulu_time(extended.expires_at)
+    return encode(
+        {
+            "leaseId": lease_id,
+            "success": extended.renewed > 0,
+            "renewed": extended.renewed,
+            "newExpiresAt": expires,
+            "expiresAt": expires,
+            "lease_expires_at": expires,
+        }
+    )
