@@ -165,6 +165,10 @@ def is_int(value: object) -> TypeGuard[int]:
     return type(value) is int and -_INT64 <= value <= _INT64
 
 
+def is_array(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
+
+
 def is_uuid(value: object) -> bool:
     return isinstance(value, str) and _UUID.match(value) is not None
 

@@ -14,7 +14,18 @@ from .. import limits
 from ..domain.kv import Check, Delete, Get, GetMany, GetPrefix, Incr, KvOp, Put
 from ..errors import TooLarge
 from ..values import SECOND
-from .frames import Malformed, as_text, check_utf8, compact, is_int, parse_operations, raw_object, refusal, scalar
+from .frames import (
+    Malformed,
+    as_text,
+    check_utf8,
+    compact,
+    is_array,
+    is_int,
+    parse_operations,
+    raw_object,
+    refusal,
+    scalar,
+)
 
 _NAMESPACE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}\Z")
 _PUTS = ("put", "putIfAbsent")
@@ -98,7 +109,7 @@ def _cost(op: Op | None) -> int:
     if op is None:
         return 1
     if op.op == "getMany":
-        return len(_array(op.keys) or ())
+        return len(op.keys) if is_array(op.keys) else 0
     return _page(op.limit) if op.op == "getPrefix" else 1
 
 
@@ -173,17 +184,9 @@ def _key(value: Any) -> str:
 def _keys(value: Any) -> tuple[str, ...]:
     if value is UNSET:
         return ()
-    keys = _array(value)
-    if keys is None:
+    if not is_array(value):
         raise refusal("kv", "bad_request", "`keys` must be an array")
-    return tuple(_key(key) for key in keys)
-
-
-def _array(value: Any) -> list[Any] | None:
-    if not isinstance(value, list):
-        return None
-    array: list[Any] = value
-    return array
+    return tuple(_key(key) for key in value)
 
 
 def _get_prefix(op: Op) -> GetPrefix:

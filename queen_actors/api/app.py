@@ -1,0 +1,87 @@
+"""`Api`: one request in, one reply out."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING
+
+import trio
+
+from .. import limits
+from ..config import Settings
+from ..errors import InternalError, QueenError, Unavailable
+from .access import Authorize, open_to_all
+from .call import Call, Route
+from .errors import MethodNotAllowed, error_reply, no_such_route
+from .messages import NO_CONTENT, Reply, Request
+from .routes import Router
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+
+log = logging.getLogger(__name__)
+
+
+class Api:
+    """Every operation of a broker behind its route."""
+
+    def __init__(self, broker: Broker, settings: Settings, authorize: Authorize = open_to_all) -> None:
+        self._broker = broker
+        self._settings = settings
+        self._authorize = authorize
+        self._router = Router()
+        self._polls: set[trio.CancelScope] = set()
+        self._draining = False
+
+    async def handle(self, request: Request) -> Reply:
+        """The reply to a request. Raises nothing: what goes wrong is a reply too, and what is our fault is logged.
+
+        When the caller is cancelled, so is the operation; a pop then leases nothing to it.
+        """
+        family = None
+        try:
+            found = self._router.find(request.method, request.raw_path)
+            if found is None:
+                return self._unknown(request)
+            route, names = found
+            family = route.family
+            caller = await self._authorize(request, route.access)
+            call = Call(self._broker, self._settings, request, caller, names)
+            return await (self._wait(route, call) if route.waits else self._run(route, call))
+        except QueenError as error:
+            return error_reply(error, family)
+        except Exception as error:  # the boundary: a fault of ours in one request must not reach another
+            where = request.raw_path.decode("latin-1")[:200]
+            log.exception("request failed", extra={"method": request.method, "path": where, "fault": repr(type(error))})
+            return error_reply(InternalError("internal error; the broker's log has more"), family)
+
+    def drain(self) -> None:
+        """Let go of every parked pop, now and from now on: each is answered as if its wait were over."""
+        self._draining = True
+        for scope in self._polls:
+            scope.cancel()
+
+    async def _run(self, route: Route, call: Call) -> Reply:
+        with trio.move_on_after(limits.CALL_DEADLINE_SECONDS):
+            return await route.handler(call)
+        raise Unavailable(f"no answer within {limits.CALL_DEADLINE_SECONDS:g} s", code="timeout")
+
+    async def _wait(self, route: Route, call: Call) -> Reply:
+        with trio.CancelScope(deadline=math.inf) as scope:
+            self._polls.add(scope)
+            if self._draining:
+                scope.cancel()
+            try:
+                return await route.handler(call)
+            finally:
+                self._polls.discard(scope)
+        if b"conflation=true" in call.request.query:  # whose clients read a 204 as "this broker cannot conflate"
+            raise Unavailable("the broker is stopping", code="stopping")
+        return NO_CONTENT
+
+    def _unknown(self, request: Request) -> Reply:
+        allowed = self._router.methods(request.raw_path)
+        if allowed:
+            return error_reply(MethodNotAllowed(allowed))
+        return no_such_route(request.raw_path.decode("latin-1"))

@@ -1,0 +1,63 @@
+"""What a route function gets, and what a route is."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from ..config import Settings
+from ..errors import BadRequest
+from ..values import SECOND
+from ..wire.frames import parse_query
+from .access import Access, Caller
+from .messages import Reply, Request
+
+if TYPE_CHECKING:
+    from ..broker import Broker
+
+BINARY = "application/x-queen-push"
+"""The opt-in binary body of push and transaction, which we decline (6.5, 5.12)."""
+
+
+class Call(Struct):
+    """One request on its way through its route: `names` are the path's variable pieces, decoded."""
+
+    broker: Broker
+    settings: Settings
+    request: Request
+    caller: Caller
+    names: tuple[str, ...]
+
+    @property
+    def body(self) -> bytes:
+        return self.request.body
+
+    def query(self) -> dict[str, str]:
+        """The query string, form-decoded. Raises BadRequest."""
+        return parse_query(self.request.query)
+
+    def horizon(self) -> int:
+        """The longest delay of a timer, in microseconds."""
+        return self.settings.timer_horizon_seconds * SECOND
+
+    def refuse_binary(self) -> None:
+        """Raises 400 `bad_body` at once: no client falls back to JSON by itself, so it should learn it quickly."""
+        if self.request.headers.get("content-type", "").startswith(BINARY):
+            raise BadRequest(f"{BINARY} is not served here: push JSON", code="bad_body")
+
+
+Handler = Callable[[Call], Awaitable[Reply]]
+
+
+class Route(Struct, frozen=True):
+    """`pattern`: `:name` is one piece between slashes, `*name` any number of them. `family` names whose error shape
+    the route has; `waits`: a long poll, which has its own deadline and is let go when the server stops."""
+
+    method: str
+    pattern: str
+    handler: Handler
+    access: Access
+    family: str | None = None
+    waits: bool = False

@@ -1,0 +1,43 @@
+"""A request and its reply, as every transport gives and takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct, field
+
+from ..wire.frames import encode
+
+NO_HEADERS: Mapping[str, str] = {}
+JSON: Mapping[str, str] = {"content-type": "application/json"}
+
+
+class Request(Struct, frozen=True):
+    """`raw_path` is as it was sent, percent escapes and all, without the query; header names are in lower case."""
+
+    method: str
+    raw_path: bytes
+    query: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+class Reply(Struct, frozen=True):
+    """A body is JSON, or empty (then the status is 204)."""
+
+    status: int
+    body: bytes = b""
+    headers: Mapping[str, str] = NO_HEADERS
+
+
+def json_reply(body: bytes, status: int = 200) -> Reply:
+    return Reply(status, body, JSON)
+
+
+def value_reply(value: Any, status: int = 200) -> Reply:
+    """A reply from plain values."""
+    return Reply(status, encode(value), JSON)
+
+
+NO_CONTENT = Reply(204)

@@ -1,0 +1,35 @@
+"""`POST /api/v1/transaction`. A rollback is an answer; a malformed bundle has a body of its own (5.5)."""
+
+from __future__ import annotations
+
+from ..domain.transaction import Committed
+from ..errors import QueenError
+from ..wire.transaction import (
+    parse_transaction,
+    refusal_reason,
+    render_committed,
+    render_refusal,
+    render_rolled_back,
+)
+from .access import Access
+from .call import Call, Route
+from .messages import Reply, json_reply
+
+
+async def transaction(call: Call) -> Reply:
+    call.refuse_binary()
+    uid = call.broker.ids.uuid(call.broker.clock.now())
+    try:
+        bundle = parse_transaction(call.body, call.horizon(), call.caller.subject)
+    except QueenError as error:
+        reason = refusal_reason(error)
+        if reason is None:
+            raise
+        return json_reply(render_refusal(error, reason, uid), error.status)
+    reply = await call.broker.transaction(bundle)
+    if isinstance(reply, Committed):
+        return json_reply(render_committed(reply, uid))
+    return json_reply(render_rolled_back(reply, uid))
+
+
+ROUTES = (Route("POST", "/api/v1/transaction", transaction, Access.READ_WRITE),)
