@@ -546,7 +546,14 @@ def test_a_cursor_before_or_behind_the_prefix() -> None:
     """`after` is exclusive and need not be a key, nor start with the prefix."""
     space = Space()
     space.call(*(put(key) for key in ["pa", "pb", "q"]))
-    for after, keys in [("a", ["pa", "pb"]), ("p", ["pa", "pb"]), ("pa", ["pb"]), ("paa", ["pb"]), ("q", []), ("z", [])]:
+    for after, keys in [
+        ("a", ["pa", "pb"]),
+        ("p", ["pa", "pb"]),
+        ("pa", ["pb"]),
+        ("paa", ["pb"]),
+        ("q", []),
+        ("z", []),
+    ]:
         (page,) = space.call(GetPrefix("a", "p", after, 10))
         assert isinstance(page, GetPrefixResult)
         assert [row.key for row in page.rows] == keys

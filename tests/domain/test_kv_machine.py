@@ -73,7 +73,9 @@ class Model:
                 rows_found = [self.shown(op.ns, key) for key in found]
                 answers[i] = {"rows": rows_found, "missing": [k for k in asked if k not in found]}
             elif isinstance(op, GetPrefix):
-                keys = [key for ns, key in self.rows if ns == op.ns and key.startswith(op.prefix) and self.live(ns, key)]
+                keys = [
+                    key for ns, key in self.rows if ns == op.ns and key.startswith(op.prefix) and self.live(ns, key)
+                ]
                 keys = sorted(keys, key=str.encode)
                 if op.after is not None:
                     keys = [key for key in keys if key.encode() > op.after.encode()]
