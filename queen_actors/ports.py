@@ -9,7 +9,6 @@ from msgspec import Struct
 
 from .domain.effects import Counters, Effect, Entry, Recent, Record, SealedRun
 
-
 __all__ = ["Clock", "Ids", "Recent", "Recovered", "Recovery", "SealedRun", "Store", "StoreStatistics"]
 
 
@@ -101,6 +100,10 @@ class Store(Protocol):
 
     async def first_offset_at(self, pid: int, ts: int) -> int | None:
         """The first sealed offset of the partition whose `ts` is at or after this instant, or None."""
+        ...
+
+    async def find(self, pid: int, txn: str) -> int | None:
+        """The last sealed offset of the partition with this transaction id, or None. Slower than `read`: a search."""
         ...
 
     async def maintain(self, evict: Callable[[Sequence[SealedRun]], None]) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ..values import NOTHING
+from queen_actors.values import NOTHING
+
 from .effects import CursorPut, QueueOptions, Record
 
 
@@ -207,16 +208,20 @@ _RANK = {"completed": 0, "retry": 1, "failed": 2, "dlq": 3}
 
 
 def acknowledge(
-    cursor: CursorPut | None, entries: Sequence[tuple[str, Signal]], lease_id: str, now: int, options: QueueOptions
-) -> Acked | None:
+    cursor: CursorPut,
+    entries: Sequence[tuple[str, Signal]],
+    lease_id: str,
+    now: int,
+    options: QueueOptions,
+    *,
+    repeats: bool = True,
+) -> Acked:
     """Acks of one (partition, group) under one lease: `wire-messaging.md` 8.2, table by table.
 
-    `entries` are (transactionId, signal). None: the group never touched the partition, so each of them fails.
+    `entries` are (transactionId, signal).
     """
-    if cursor is None:
-        return None
     if lease_id and not (cursor.lease_id == lease_id and cursor.lease_expires > now):
-        if not cursor.lease_id and cursor.settled_lease == lease_id:
+        if repeats and not cursor.lease_id and cursor.settled_lease == lease_id:
             return Acked(cursor, tuple(_repeat(txn, s, cursor.committed) for txn, s in entries))
         return Acked(cursor, tuple(AckOutcome(txn, False, STALE_LEASE) for txn, _ in entries))
     end = cursor.batch_end if cursor.lease_id else None
@@ -229,6 +234,7 @@ def acknowledge(
             known = spanned.get(signal.offset, "completed")
             spanned[signal.offset] = max(known, signal.status, key=_RANK.__getitem__)
     signalled = [offset for offset, status in spanned.items() if status != "completed"]
+    ended: int | None
     if signalled:
         after, dead, ended = _nack(cursor, spanned, min(signalled), entries, options)
     else:
@@ -267,16 +273,12 @@ def _outcome(
 
 
 def _settled(cursor: CursorPut, committed: int, retries: int) -> CursorPut:
-    """Released after its work; the lease is remembered when the whole of it was settled, for a client that asks again."""
+    """Released after its work; a lease that was settled whole is remembered, for a client that asks again."""
     whole = cursor.lease_id if committed >= cursor.batch_end else ""
-    return CursorPut(
-        cursor.pid, cursor.group, committed, "", 0, NOTHING, retries, NOTHING, 0, whole or "", False
-    )
+    return CursorPut(cursor.pid, cursor.group, committed, "", 0, NOTHING, retries, NOTHING, 0, whole or "", False)
 
 
-def _complete(
-    cursor: CursorPut, spanned: dict[int, str]
-) -> tuple[CursorPut, list[tuple[int, str]], int | None]:
+def _complete(cursor: CursorPut, spanned: dict[int, str]) -> tuple[CursorPut, list[tuple[int, str]], int | None]:
     """Only completed entries: everything up to the highest of them is committed."""
     if not spanned:
         return cursor, [], None

@@ -172,6 +172,10 @@ class NamespaceState:
         rows = self._rows
         return ((key, rows[key]) for key in self._keys.starting(prefix, after))
 
+    def lifetimes(self) -> Iterator[tuple[int, str]]:
+        """(expires_at, key) of every row that will expire, in no order. Not to be held across an `apply`."""
+        return ((row.expires_at, key) for key, row in self._rows.items() if row.expires_at is not None)
+
     def apply(self, effect: KvPut | KvDropped) -> None:
         """Take the effect: the only mutation."""
         key = effect.key

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Struct
 
-from ..limits import ACK_WINDOW_SECONDS
-from ..values import SECOND
+from queen_actors.limits import ACK_WINDOW_SECONDS
+from queen_actors.values import SECOND
+
 from .effects import CursorPut, QueueOptions, Recent, Record, SealedRun
 
 
@@ -54,8 +55,8 @@ class PartitionState:
 
     `window` covers the offsets `base` .. `next_offset - 1`: a `Record` where the payload is in memory, a `Recent`
     where it lies in a segment. Offsets from `log_start` up to `base` lie in segments and have left the window.
-    `claimed` maps, for each group with a lease, the transaction ids of the leased messages to their offsets; it is
-    rebuilt from the log when it is missing (None is not stored: the group is absent).
+    `claimed` maps, for a group with a lease, the transaction ids of the leased messages to their offsets; it is made
+    from the log when an ack names a message that has left the window.
     """
 
     __slots__ = (
@@ -68,7 +69,6 @@ class PartitionState:
         "name",
         "next_offset",
         "pid",
-        "position",
         "qid",
         "txns",
         "window",
@@ -87,7 +87,6 @@ class PartitionState:
         self.txns: dict[str, int] = {}
         self.cursors: dict[str, CursorPut] = {}
         self.claimed: dict[str, dict[str, int]] = {}
-        self.position = 0
 
     # -- what is known ---------------------------------------------------------------------------------------------
 
@@ -101,12 +100,14 @@ class PartitionState:
         offset = self.txns.get(txn)
         return None if offset is None else self.entry(offset)
 
-    def resolve(self, group: str, txn: str) -> int | None:
-        """The offset that an ack of `txn` means: first among what the group has leased, then among recent messages."""
+    def resolve(self, group: str, txn: str, committed: int, end: int | None) -> int | None:
+        """The offset that an ack of `txn` means. A message inside `(committed, end]`, the leased span, comes first;
+        None when neither the window nor the index of the lease knows the id."""
+        recent = self.txns.get(txn)
+        if recent is not None and recent > committed and (end is None or recent <= end):
+            return recent
         claimed = self.claimed.get(group)
-        if claimed is not None and txn in claimed:
-            return claimed[txn]
-        return self.txns.get(txn)
+        return recent if claimed is None else claimed.get(txn, recent)
 
     def floor(self, committed: int) -> int:
         """A committed offset with what retention removed counted as passed."""
@@ -243,16 +244,14 @@ class PartitionState:
         recent = [(r.ts, r.txn, r.id) for r in self.window]
         cursors = list(self.cursors.values())
         head = (self.qid, self.name, self.created_at, self.log_start, self.next_offset, self.last_ts)
-        return _packer.encode((*head, self.base, recent, cursors, self.position))
+        return _packer.encode((*head, self.base, recent, cursors))
 
     @classmethod
     def unpack(cls, pid: int, packed: bytes) -> PartitionState:
         """The inverse of `pack`."""
-        qid, name, created_at, log_start, next_offset, last_ts, base, recent, cursors, position = _unpacker.decode(
-            packed
-        )
+        qid, name, created_at, log_start, next_offset, last_ts, base, recent, cursors = _unpacker.decode(packed)
         self = cls(pid, qid, name, created_at, log_start)
-        self.next_offset, self.last_ts, self.base, self.position = next_offset, last_ts, base, position
+        self.next_offset, self.last_ts, self.base = next_offset, last_ts, base
         for place, (ts, txn, mid) in enumerate(recent):
             self.window.append(Recent(pid, base + place, ts, txn, mid))
             self.txns[txn] = base + place
@@ -261,5 +260,5 @@ class PartitionState:
 
 
 _packer = msgspec.msgpack.Encoder()
-_Packed = tuple[int, str, int, int, int, int, int, list[tuple[int, str, str]], list[CursorPut], int]
+_Packed = tuple[int, str, int, int, int, int, int, list[tuple[int, str, str]], list[CursorPut]]
 _unpacker: msgspec.msgpack.Decoder[_Packed] = msgspec.msgpack.Decoder(_Packed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import msgspec
@@ -94,6 +94,10 @@ class TimersState:
     def count(self, prefix: str) -> int:
         """How many pending timers have keys that start with `prefix`."""
         return self._keys.count(prefix)
+
+    def due_times(self) -> Iterator[tuple[int, str]]:
+        """(due, key) of every pending timer, in no order. Not to be held across an `apply`."""
+        return ((_unpack(self.queue, key, packed).due, key) for key, packed in self._timers.items())
 
     def apply(self, effect: TimerPut | TimerDropped) -> None:
         """Take the effect: the only mutation."""

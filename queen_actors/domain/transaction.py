@@ -1,11 +1,12 @@
-"""A transaction: what it touches, in which order, all or nothing (`wire-kv-locks-timers-transactions.md`, section 5)."""
+"""A transaction: what it touches, in which order, all or nothing (`wire-kv-locks-timers-transactions.md` 5)."""
 
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from .cursor import Ack
-from .kv import KvOp, KvResult
+from .kv import KvOp, KvResult, Precondition
 from .partition import PushItem
 from .timers import TimerOp, TimerResult
 
@@ -62,3 +63,43 @@ class RolledBack(Struct, frozen=True):
 
 
 TransactionReply = Committed | RolledBack
+
+
+def fenced(transaction: Transaction) -> Transaction:
+    """The transaction with each ack's fence made explicit (5.6): its own lease; else the one lease that the whole
+    bundle names; else none."""
+    named = set(transaction.required_leases)
+    named.update(step.lease_id for step in transaction.steps if isinstance(step, Ack) and step.lease_id)
+    if len(named) != 1:
+        return transaction
+    (lease,) = named
+    steps = tuple(
+        replace(step, lease_id=lease) if isinstance(step, Ack) and not step.lease_id else step
+        for step in transaction.steps
+    )
+    return replace(transaction, steps=steps)
+
+
+def empty(transaction: Transaction) -> bool:
+    """A bundle with nothing at all is a bad request (5.1)."""
+    return not (transaction.steps or transaction.kv or transaction.timers or transaction.positions)
+
+
+EMPTY = RolledBack("bad_request", "the transaction has no operation, no kv, no timer and no position")
+DUPLICATE = RolledBack("duplicate", "QDUP a pushed message is a duplicate; the transaction rolled back")
+
+
+def rejected_ack(error: str | None) -> RolledBack:
+    return RolledBack("rejected_ack", f"QACK {error or 'an acknowledgment was rejected'}; the transaction rolled back")
+
+
+def lost_precondition(steps: int, lost: Precondition) -> RolledBack:
+    """The index is flat: pushed items and acks come first (5.4)."""
+    return RolledBack(
+        "kv_precondition",
+        "QKV a required KV precondition failed; the transaction rolled back",
+        steps + lost.failed_index,
+        lost.reason,
+        lost.version,
+        lost.value,
+    )

@@ -1,0 +1,63 @@
+"""The clock and the ids of a running broker."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import trio
+
+from queen_actors.values import SECOND
+
+
+class TrioClock:
+    """The wall clock read once, then carried by Trio's own (monotonic, or virtual in tests).
+
+    A wall clock that jumps while the broker runs moves no lease, lifetime or timer; what the log has seen already is
+    never dated back (`advance_to`).
+    """
+
+    def __init__(self, wall: int | None = None) -> None:
+        started = time.time_ns() // 1000 if wall is None else wall
+        self._anchor = started - int(trio.current_time() * SECOND)
+        self._last = 0
+
+    def now(self) -> int:
+        at = self._anchor + int(trio.current_time() * SECOND)
+        self._last = at if at > self._last else self._last + 1
+        return self._last
+
+    def advance_to(self, at: int) -> None:
+        behind = at - self.now()
+        if behind >= 0:
+            self._anchor += behind + 1
+        self._last = max(self._last, at)
+
+    async def sleep_until(self, at: int) -> None:
+        while True:
+            left = at - self._anchor - int(trio.current_time() * SECOND)
+            if left <= 0:
+                return
+            await trio.sleep(left / SECOND)
+
+
+class RandomIds:
+    """UUIDs of version 7: the millisecond, a counter within it, and random bits. Seeded, a run can be repeated."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._random = random.Random(os.urandom(16) if seed is None else seed)
+        self._last = 0
+
+    def uuid(self, now: int) -> str:
+        # 48 bits of milliseconds, 12 bits that carry on where the last id stopped, 62 random bits
+        head = (now // 1000) << 12
+        self._last = head if head > self._last else self._last + 1
+        milliseconds, count = divmod(self._last, 4096)
+        tail = self._random.getrandbits(62)
+        value = milliseconds << 80 | 7 << 76 | count << 64 | 2 << 62 | tail
+        text = f"{value:032x}"
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+    def choose(self, below: int) -> int:
+        return self._random.randrange(below)

@@ -1,0 +1,124 @@
+"""The coordinator: guarded commits over many actors, in two phases, in memory.
+
+Every participant is held, in one global order, from before the first decision until the effects of all of them are
+applied; nothing can be in doubt on disk, because all of it is one step of the log. Refusals are reported in the wire's
+order (acks, pushes, positions, kv, timers), whatever order the participants were asked in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from queen_actors.domain import cursor as cursor_rules
+from queen_actors.domain import transaction as rules
+from queen_actors.domain.cursor import Ack, AckOutcome
+from queen_actors.domain.kv import Precondition
+from queen_actors.domain.partition import PushItem, PushOutcome
+from queen_actors.domain.transaction import (
+    Committed,
+    PositionCommit,
+    RolledBack,
+    StepResult,
+    Transaction,
+    TransactionReply,
+)
+from queen_actors.errors import Forbidden
+
+from . import kv, timers
+from .acks import Acks, Loaded
+from .core import Core, Draft
+from .kv import Keys
+from .mailbox import Key
+from .partition import Producers
+from .timers import Timers
+
+
+class Coordinator:
+    """The transactions of one broker."""
+
+    def __init__(self, core: Core, producers: Producers, acks: Acks, keys: Keys, timers: Timers) -> None:
+        self._core = core
+        self._producers = producers
+        self._acks = acks
+        self._keys = keys
+        self._timers = timers
+
+    async def commit(self, transaction: Transaction) -> TransactionReply:
+        """All of it in one step, or none of it; durable when it returns."""
+        if rules.empty(transaction):
+            return rules.EMPTY
+        transaction = rules.fenced(transaction)
+        acks = [step for step in transaction.steps if isinstance(step, Ack)]
+        async with self._core.turns.hold(self._participants(transaction, acks)):
+            self._core.log.admit()
+            loaded = await self._acks.load(acks) if acks else {}
+            draft = Draft(self._core)
+            reply = self._decide(draft, transaction, acks, loaded)
+            if isinstance(reply, Committed):
+                self._core.commit(draft)
+        await self._core.log.durable()
+        return reply
+
+    def _participants(self, transaction: Transaction, acks: Sequence[Ack]) -> set[Key]:
+        found = self._acks.keys(acks) | kv.keys_of(transaction.kv) | timers.keys_of(transaction.timers)
+        for step in transaction.steps:
+            if isinstance(step, PushItem):
+                found.add(("partition", f"{step.queue}\x00{step.partition}"))
+        found.update(("partition", f"{p.queue}\x00{p.partition}") for p in transaction.positions)
+        return found
+
+    def _decide(self, draft: Draft, transaction: Transaction, acks: Sequence[Ack], loaded: Loaded) -> TransactionReply:
+        """Ask every participant; the first refusal, in this order, is the answer (5.2)."""
+        acked = self._acks.decide(draft, acks, loaded, repeats=False)
+        refused = next((outcome for outcome in acked if not outcome.success), None)
+        if refused is not None:
+            return rules.rejected_ack(refused.error)
+        items = [step for step in transaction.steps if isinstance(step, PushItem)]
+        pushed = self._producers.decide(draft, items) if items else []
+        pairs = zip(pushed, items, strict=True)
+        if any(outcome.status == "duplicate" and self._is_old(outcome, item) for outcome, item in pairs):
+            return rules.DUPLICATE
+        lost = self._move(draft, transaction.positions)
+        if lost is not None:
+            return lost
+        answers = self._keys.decide(draft, transaction.kv) if transaction.kv else []
+        if isinstance(answers, Precondition):
+            return rules.lost_precondition(len(transaction.steps), answers)
+        try:
+            timed = self._timers.decide(draft, transaction.timers, transaction.producer)
+        except Forbidden as refusal:
+            return RolledBack(refusal.reason or refusal.code, refusal.detail)
+        steps = _in_order(transaction.steps, pushed, acked)
+        return Committed(steps, tuple(answers), tuple(timed), len(transaction.positions))
+
+    def _is_old(self, outcome: PushOutcome, item: PushItem) -> bool:
+        """Does it repeat a message from before this transaction? A repeat inside the bundle has an offset to come."""
+        known = self._core.directory.find(item.queue, item.partition)
+        return known is not None and outcome.offset < known.next_offset
+
+    def _move(self, draft: Draft, positions: Sequence[PositionCommit]) -> RolledBack | None:
+        for position in positions:
+            partition = self._core.directory.find(position.queue, position.partition)
+            if partition is None:
+                return RolledBack("queue_not_found", f"no partition {position.partition!r} of queue {position.queue!r}")
+            cursor = partition.cursors.get(position.group) or self._core.directory.cursor(partition, position.group)
+            committed = partition.log_start - 1 if position.offset is None else position.offset - 1
+            draft.effects.append(cursor_rules.sought(cursor, min(committed, partition.next_offset - 1)))
+        return None
+
+
+def _in_order(
+    steps: Sequence[PushItem | Ack], pushed: Sequence[PushOutcome], acked: Sequence[AckOutcome]
+) -> tuple[StepResult, ...]:
+    """The elements of pushes and acks in the order of the request (5.3)."""
+    pushes, acks = iter(pushed), iter(acked)
+    found: list[StepResult] = []
+    for step in steps:
+        if isinstance(step, PushItem):
+            push = next(pushes)
+            repeat = push.status == "duplicate"
+            found.append(StepResult("push", push.txn, push.message_id, push.queue, duplicate=repeat))
+        else:
+            ack = next(acks)
+            found.append(StepResult("ack", ack.txn, dlq=ack.dlq))
+    return tuple(found)

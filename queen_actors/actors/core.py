@@ -1,0 +1,98 @@
+"""What every actor stands on: the directory, the log, turns, a clock and ids; and the draft of one step of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from queen_actors.config import Settings
+from queen_actors.domain import effects as fx
+from queen_actors.domain.partition import PartitionState
+from queen_actors.domain.queue import QueueState, implicit
+from queen_actors.ports import Clock, Ids, Store
+
+from .directory import Directory
+from .log import Log
+from .mailbox import Key, Turns
+
+
+class Draft:
+    """One step under decision: its one `now`, the numbers that it would take, and the effects so far.
+
+    Nothing has happened until `Core.commit`; a draft that is dropped has changed nothing.
+    """
+
+    __slots__ = ("_core", "_partitions", "_queues", "effects", "now", "pid", "qid", "version")
+
+    def __init__(self, core: Core) -> None:
+        counters = core.directory.counters
+        self._core = core
+        self.now = core.clock.now()
+        self.version = counters.version
+        self.pid = counters.pid
+        self.qid = counters.qid
+        self.effects: list[fx.Effect] = []
+        self._queues: dict[str, QueueState] | None = None
+        self._partitions: dict[tuple[str, str], PartitionState] | None = None
+
+    def add(self, effects: Iterable[fx.Effect]) -> None:
+        self.effects.extend(effects)
+
+    def queue(self, name: str) -> QueueState:
+        """The queue, created implicitly in this step when there is none."""
+        known = self._core.directory.queues.get(name)
+        if known is not None:
+            return known
+        if self._queues is None:
+            self._queues = {}
+        made = self._queues.get(name)
+        if made is None:
+            self.qid += 1
+            put = implicit(self.qid, self._core.ids.uuid(self.now), name, self.now)
+            self.effects.append(put)
+            made = self._queues[name] = QueueState(put)
+        return made
+
+    def partition(self, queue: QueueState, name: str) -> PartitionState:
+        """The partition of that name, created in this step when there is none."""
+        pid = queue.partitions.get(name)
+        if pid is not None:
+            known = self._core.directory.partition(pid)
+            assert known is not None, "a queue's partitions exist"
+            return known
+        if self._partitions is None:
+            self._partitions = {}
+        made = self._partitions.get((queue.name, name))
+        if made is None:
+            self.pid += 1
+            self.effects.append(fx.PartitionPut(self.pid, queue.put.qid, name, self.now, 0))
+            made = PartitionState(self.pid, queue.put.qid, name, self.now)
+            self._partitions[(queue.name, name)] = made
+        return made
+
+
+class Core:
+    """Shared by all actors of one broker."""
+
+    def __init__(self, store: Store, clock: Clock, ids: Ids, settings: Settings) -> None:
+        self.store = store
+        self.clock = clock
+        self.ids = ids
+        self.settings = settings
+        self.directory = Directory()
+        self.log = Log(store)
+        self.turns = Turns()
+
+    async def turn(self, keys: Iterable[Key]) -> None:
+        """Return when a command on these actors may be decided: they are free, and the log takes writes."""
+        if self.turns.busy:
+            await self.turns.clear(keys)
+        self.log.admit()
+
+    def commit(self, draft: Draft) -> None:
+        """Hand a decided step to the log and apply it, in one go; `log.durable()` tells when it survives a crash."""
+        if not draft.effects:
+            return
+        counters = fx.Counters(draft.version, draft.pid, draft.qid)
+        entry = fx.Entry(draft.now, counters, tuple(draft.effects))
+        self.log.append(entry)
+        self.directory.commit(entry)

@@ -1,0 +1,283 @@
+"""The directory: every actor's state by its name, brought into memory on first use and packed away when idle.
+
+`apply` is the only mutation of anything in here, live and at recovery alike, so that what a restart rebuilds is what
+was there (`Recovery` in `ports.py`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from queen_actors.domain import effects as fx
+from queen_actors.domain.cursor import fresh
+from queen_actors.domain.kv import NamespaceState
+from queen_actors.domain.locks import LockState, parse_permit_key
+from queen_actors.domain.partition import PartitionState, window_of
+from queen_actors.domain.queue import QueueState
+from queen_actors.domain.timers import TimersState
+from queen_actors.limits import TRACE_SECONDS, TRACES
+from queen_actors.values import LOCKS_NAMESPACE, SECOND
+
+Observer = Callable[[fx.Effect], None]
+
+
+def _ignore(_: fx.Effect) -> None:
+    """Nobody watches while the log is read back."""
+
+
+class Directory:
+    """What the log says. Reading is free; every change goes through `apply`."""
+
+    def __init__(self) -> None:
+        self.observe: Observer = _ignore
+        self.opened_at = 0
+        self.clear()
+        self._apply: dict[type, Callable[[Any], None]] = {
+            fx.Appended: self._appended,
+            fx.PartitionPut: self._partition_put,
+            fx.QueuePut: self._queue_put,
+            fx.QueueDropped: self._queue_dropped,
+            fx.GroupPut: self._group_put,
+            fx.GroupDropped: self._group_dropped,
+            fx.CursorPut: self._cursor_put,
+            fx.CursorDropped: self._cursor_dropped,
+            fx.KvPut: self._kv,
+            fx.KvDropped: self._kv,
+            fx.TimerPut: self._timer,
+            fx.TimerDropped: self._timer,
+            fx.DeadLetterPut: self._dead_letter_put,
+            fx.DeadLetterDropped: self._dead_letter_dropped,
+            fx.TracePut: self._trace,
+        }
+
+    def clear(self) -> None:
+        """Forget everything: the log is about to be read from the start."""
+        self.counters = fx.Counters()
+        self.last_instant = 0
+        self.queues: dict[str, QueueState] = {}
+        self.queue_names: dict[int, str] = {}
+        self.active: dict[int, PartitionState] = {}
+        self.packed: dict[int, bytes] = {}
+        self.namespaces: dict[str, NamespaceState] = {}
+        self.locks: dict[str, LockState] = {}
+        self.timers: dict[str, TimersState] = {}
+        self.leases: dict[str, set[tuple[int, str]]] = {}
+        self.traces: deque[fx.TracePut] = deque(maxlen=TRACES)
+        self._sought: int | None = None
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def namespace(self, ns: str) -> NamespaceState:
+        """The namespace's state; an empty one when nothing was ever written to it (which is not kept)."""
+        return self.namespaces.get(ns) or NamespaceState(ns)
+
+    def lock(self, name: str) -> LockState:
+        return self.locks.get(name) or LockState(name)
+
+    def queue_timers(self, queue: str) -> TimersState:
+        return self.timers.get(queue) or TimersState(queue)
+
+    def partition(self, pid: int) -> PartitionState | None:
+        """The partition, activated if it was packed away; None when there is no such partition."""
+        state = self.active.get(pid)
+        if state is None:
+            packed = self.packed.pop(pid, None)
+            if packed is None:
+                return None
+            state = self.active[pid] = PartitionState.unpack(pid, packed)
+        return state
+
+    def find(self, queue: str, partition: str) -> PartitionState | None:
+        state = self.queues.get(queue)
+        pid = None if state is None else state.partitions.get(partition)
+        return None if pid is None else self.partition(pid)
+
+    def queue_of(self, partition: PartitionState) -> QueueState:
+        return self.queues[self.queue_names[partition.qid]]
+
+    # -- changing --------------------------------------------------------------------------------------------------
+
+    def commit(self, entry: fx.Entry) -> None:
+        """Apply one step that the log has taken."""
+        self.counters = entry.counters
+        self.last_instant = entry.now
+        apply, observe = self._apply, self.observe
+        for effect in entry.effects:
+            apply[type(effect)](effect)
+            observe(effect)
+
+    def _appended(self, effect: fx.Appended) -> None:
+        partition = self.partition(effect.pid)
+        assert partition is not None, "messages are appended to a partition that exists"
+        partition.append(effect.records)
+
+    def _partition_put(self, effect: fx.PartitionPut) -> None:
+        known = self.partition(effect.pid)
+        if known is not None:
+            known.cut(effect.log_start)
+            return
+        name = self.queue_names.get(effect.qid)
+        if name is None:
+            return  # recovery: the queue was deleted later in the same segment
+        self.queues[name].partitions[effect.name] = effect.pid
+        self.active[effect.pid] = PartitionState(
+            effect.pid, effect.qid, effect.name, effect.created_at, effect.log_start
+        )
+
+    def _queue_put(self, effect: fx.QueuePut) -> None:
+        known = self.queues.get(effect.name)
+        if known is not None and known.put.qid == effect.qid:
+            known.put = effect
+            return
+        self.queues[effect.name] = QueueState(effect)
+        self.queue_names[effect.qid] = effect.name
+
+    def _queue_dropped(self, effect: fx.QueueDropped) -> None:
+        self.queue_names.pop(effect.qid, None)
+        queue = self.queues.get(effect.name)
+        if queue is None or queue.put.qid != effect.qid:
+            return
+        del self.queues[effect.name]
+        for pid in queue.partitions.values():
+            partition = self.partition(pid)
+            if partition is not None:
+                for cursor in partition.cursors.values():
+                    self._unlease(cursor)
+            self.active.pop(pid, None)
+
+    def _group_put(self, effect: fx.GroupPut) -> None:
+        name = self.queue_names.get(effect.qid)
+        if name is not None:
+            self.queues[name].groups[effect.group] = effect
+
+    def _group_dropped(self, effect: fx.GroupDropped) -> None:
+        name = self.queue_names.get(effect.qid)
+        if name is not None:
+            self.queues[name].groups.pop(effect.group, None)
+
+    def _cursor_put(self, effect: fx.CursorPut) -> None:
+        partition = self.partition(effect.pid)
+        if partition is None:
+            return  # recovery: the queue was deleted later in the same segment
+        before = partition.cursors.get(effect.group)
+        if before is None or before.lease_id != effect.lease_id:
+            if before is not None:
+                self._unlease(before)
+                partition.claimed.pop(effect.group, None)
+            if effect.lease_id:
+                self.leases.setdefault(effect.lease_id, set()).add((effect.pid, effect.group))
+        partition.put_cursor(effect)
+
+    def _cursor_dropped(self, effect: fx.CursorDropped) -> None:
+        partition = self.partition(effect.pid)
+        if partition is None:
+            return
+        before = partition.cursors.get(effect.group)
+        if before is not None:
+            self._unlease(before)
+        partition.drop_cursor(effect.group)
+
+    def _unlease(self, cursor: fx.CursorPut) -> None:
+        holders = self.leases.get(cursor.lease_id)
+        if holders is not None:
+            holders.discard((cursor.pid, cursor.group))
+            if not holders:
+                del self.leases[cursor.lease_id]
+
+    def _kv(self, effect: fx.KvPut | fx.KvDropped) -> None:
+        state = self.namespaces.get(effect.ns)
+        if state is None:
+            state = self.namespaces[effect.ns] = NamespaceState(effect.ns)
+        state.apply(effect)
+        if not len(state):
+            del self.namespaces[effect.ns]
+        if effect.ns != LOCKS_NAMESPACE:
+            return
+        permit = parse_permit_key(effect.key)
+        if permit is None:
+            return
+        lock = self.locks.get(permit[0])
+        if lock is None:
+            lock = self.locks[permit[0]] = LockState(permit[0])
+        lock.apply(effect)
+        if not len(lock):
+            del self.locks[permit[0]]
+
+    def _timer(self, effect: fx.TimerPut | fx.TimerDropped) -> None:
+        state = self.timers.get(effect.queue)
+        if state is None:
+            state = self.timers[effect.queue] = TimersState(effect.queue)
+        state.apply(effect)
+        if not len(state):
+            del self.timers[effect.queue]
+
+    def _dead_letter_put(self, effect: fx.DeadLetterPut) -> None:
+        name = self.queue_names.get(effect.qid)
+        if name is not None:
+            self.queues[name].dead[effect.id] = effect
+
+    def _dead_letter_dropped(self, effect: fx.DeadLetterDropped) -> None:
+        name = self.queue_names.get(effect.qid)
+        if name is not None:
+            self.queues[name].dead.pop(effect.id, None)
+
+    def _trace(self, effect: fx.TracePut) -> None:
+        self.traces.append(effect)
+        since = effect.created_at - TRACE_SECONDS * SECOND
+        while self.traces and self.traces[0].created_at < since:
+            self.traces.popleft()
+
+    # -- recovery (ports.Recovery) ---------------------------------------------------------------------------------
+
+    def restore(self, effects: Sequence[fx.Effect]) -> None:
+        for effect in effects:
+            self._apply[type(effect)](effect)
+
+    def recent_since(self) -> int:
+        windows = [window_of(queue.options) for queue in self.queues.values()]
+        return self.opened_at - max(windows, default=0)
+
+    def sealed(self, runs: Sequence[fx.SealedRun]) -> None:
+        for run in runs:
+            partition = self.partition(run.pid)
+            if partition is not None:
+                partition.restore_run(run)
+
+    def recent(self, messages: Sequence[fx.Recent]) -> None:
+        for message in messages:
+            partition = self.partition(message.pid)
+            if partition is not None and message.offset >= partition.log_start:
+                partition.restore_recent(message)
+
+    def entry(self, entry: fx.Entry) -> None:
+        self.commit(entry)
+
+    # -- passivation -----------------------------------------------------------------------------------------------
+
+    def passivate(self, pids: Iterable[int]) -> int:
+        """Pack away those of the partitions that are idle; returns how many."""
+        count = 0
+        for pid in pids:
+            partition = self.active.get(pid)
+            if partition is not None and partition.idle:
+                self.packed[pid] = partition.pack()
+                del self.active[pid]
+                count += 1
+        return count
+
+    def forget_sessions(self) -> list[fx.CursorPut]:
+        """Leases that lived with connections of a broker that is gone: what it takes to give them back
+        (decisions.md: "given back at start")."""
+        found = (self._lease_of(pid, group) for holders in self.leases.values() for pid, group in holders)
+        return [cursor for cursor in found if cursor is not None and cursor.session]
+
+    def _lease_of(self, pid: int, group: str) -> fx.CursorPut | None:
+        partition = self.partition(pid)
+        return None if partition is None else partition.cursors.get(group)
+
+    def cursor(self, partition: PartitionState, group: str) -> fx.CursorPut:
+        """The group's cursor, or the one that an unregistered group of mode `all` would start with."""
+        known = partition.cursors.get(group)
+        return known if known is not None else fresh(partition.pid, group, partition.log_start - 1)

@@ -1,0 +1,120 @@
+"""Consumer groups: registration, seek, delete, and where a later contact starts (`wire-messaging.md` 10)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from queen_actors.domain import cursor as rules
+from queen_actors.domain.effects import CursorDropped, CursorPut, GroupDropped, GroupPut
+from queen_actors.domain.partition import PartitionState
+from queen_actors.domain.queue import GroupDeleted, QueueState, registration
+from queen_actors.values import QUEUE_MODE
+
+from .acks import Acks
+from .core import Core, Draft
+from .partition import offset_at
+
+
+class Groups:
+    """The consumer groups of one broker."""
+
+    def __init__(self, core: Core, acks: Acks) -> None:
+        self._core = core
+        self._acks = acks
+
+    async def register(self, queue: str, group: str, mode: str | None, start: str | None, conflation: bool) -> None:
+        """The group's first contact with the queue, which is created if need be. A second one changes nothing."""
+        await self._core.turn([("queue", queue)])
+        draft = Draft(self._core)
+        state = draft.queue(queue)
+        if group != QUEUE_MODE and group not in state.groups:
+            default = self._core.settings.subscription_mode
+            put = registration(state.put.qid, group, mode, start, draft.now, default, conflation)
+            draft.effects.append(put)
+        self._core.commit(draft)
+        await self._core.log.durable()
+
+    async def seek(self, group: str, queue: str, partition: str | None, to: int | None) -> int | None:
+        """Move the group's cursors to the first message at or after `to` (microseconds), or to the end (None).
+
+        Live leases are dropped. Returns how many partitions moved; None when there is no such queue or partition.
+        """
+        await self._core.turn([("queue", queue)])
+        state = self._core.directory.queues.get(queue)
+        targets = [] if state is None else self._partitions(state, partition)
+        if not targets:
+            return None
+        starts: dict[int, int] = {}
+        if to is not None:
+            for target in targets:
+                if offset_at(target, to) is None:
+                    found = await self._core.store.first_offset_at(target.pid, to)
+                    starts[target.pid] = target.base if found is None else found
+        draft = Draft(self._core)
+        moved: list[CursorPut] = []
+        for target in targets:
+            if self._core.directory.partition(target.pid) is None:
+                continue
+            at = target.next_offset if to is None else offset_at(target, to)
+            committed = max(starts[target.pid] if at is None else at, target.log_start) - 1
+            cursor = target.cursors.get(group) or rules.fresh(target.pid, group, committed)
+            moved.append(rules.sought(cursor, committed))
+        draft.add(moved)
+        self._commit(draft, "seek")
+        await self._core.log.durable()
+        return len(moved)
+
+    async def delete(self, group: str, queue: str | None, *, metadata: bool) -> GroupDeleted:
+        """Forget the group's cursors in one queue or in all; with `metadata` its registrations too, so that the same
+        name starts afresh. What was leased is free; the log stays."""
+        directory = self._core.directory
+        await self._core.turn([("queue", name) for name in ([queue] if queue is not None else directory.queues)])
+        draft = Draft(self._core)
+        names: list[str] = []
+        dropped: list[CursorDropped] = []
+        registrations: list[GroupDropped] = []
+        for state in list(directory.queues.values()):
+            if queue is not None and state.name != queue:
+                continue
+            found = [p.pid for p in self._partitions(state, None) if group in p.cursors]
+            dropped.extend(CursorDropped(pid, group) for pid in found)
+            known = metadata and group in state.groups
+            if known:
+                registrations.append(GroupDropped(state.put.qid, group))
+            if found or known:
+                names.append(state.name)
+        draft.add(dropped)
+        draft.add(registrations)
+        self._commit(draft, "deleted")
+        await self._core.log.durable()
+        return GroupDeleted(len(dropped), len(registrations), tuple(names))
+
+    async def move_subscription(self, group: str, to: int) -> int:
+        """Later first contacts of the group with a partition start at `to`; cursors that exist stay. Returns how many
+        queues' registrations changed."""
+        directory = self._core.directory
+        await self._core.turn([("queue", name) for name in directory.queues])
+        draft = Draft(self._core)
+        changed: list[GroupPut] = [
+            replace(state.groups[group], mode="timestamp", from_ts=to)
+            for state in directory.queues.values()
+            if group in state.groups
+        ]
+        draft.add(changed)
+        self._core.commit(draft)
+        await self._core.log.durable()
+        return len(changed)
+
+    def _commit(self, draft: Draft, reason: str) -> None:
+        self._acks.ending(reason)
+        try:
+            self._core.commit(draft)
+        finally:
+            self._acks.ending("settled")
+
+    def _partitions(self, queue: QueueState, partition: str | None) -> Sequence[PartitionState]:
+        names = queue.partitions if partition is None else {partition} & queue.partitions.keys()
+        found = [self._core.directory.partition(queue.partitions[name]) for name in names]
+        return [state for state in found if state is not None]

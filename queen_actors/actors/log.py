@@ -1,0 +1,191 @@
+"""The log: one group commit at a time; a reply leaves when what it reveals is durable.
+
+No timer and no pipelining: whatever was appended during the running commit is the next group.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import outcome
+import trio
+from msgspec import Struct
+from trio.lowlevel import Abort, RaiseCancelT, checkpoint, current_task, reschedule, wait_task_rescheduled
+
+from queen_actors import limits
+from queen_actors.domain.effects import Appended, Entry
+from queen_actors.errors import Overloaded, QueenError, StorageFailed, StorageFull, Unavailable
+from queen_actors.ports import Store
+
+PROBE_SECONDS = 0.5
+"""How often a full disk is asked whether there is room again."""
+
+
+class LogStatistics(Struct, frozen=True):
+    """`position`: how far the log is decided; `committed`: how far it is durable; `groups`: commits made."""
+
+    position: int
+    committed: int
+    groups: int
+    backlog: int
+    waiting: int
+    full: bool
+
+
+class Log:
+    """The one writer of the store. `append` never waits; `durable` does."""
+
+    def __init__(self, store: Store, position: int = 0) -> None:
+        self._store = store
+        self.position = position
+        self.committed = position
+        self._pending: deque[tuple[Entry, int]] = deque()
+        self._backlog = 0
+        self._waiting: deque[tuple[int, trio.lowlevel.Task]] = deque()
+        self._idle: trio.lowlevel.Task | None = None
+        self._groups = 0
+        self.full = False
+        self.reloading = False
+        self._failure: QueenError | None = None
+        self._closing = False
+
+    def statistics(self) -> LogStatistics:
+        return LogStatistics(self.position, self.committed, self._groups, self._backlog, len(self._waiting), self.full)
+
+    def restart(self, position: int) -> None:
+        """The state was read from the store, which is at `position`."""
+        self.position = self.committed = position
+
+    def admit(self) -> None:
+        """May a command that writes be decided now? Raises StorageFull, Overloaded or StorageFailed."""
+        if self._failure is not None:
+            raise self._failure
+        if self.full:
+            raise StorageFull("the disk is full: the write was refused; make room, the broker resumes by itself")
+        if self._backlog > limits.LOG_BACKLOG_BYTES:
+            raise Overloaded("more is waiting for the disk than may wait; send the call again")
+
+    def append(self, entry: Entry) -> int:
+        """Put one decided step into the log; returns the position at which it will be durable."""
+        size = 64
+        for effect in entry.effects:
+            if type(effect) is Appended:
+                size += sum([len(record.payload) for record in effect.records]) + 128 * len(effect.records)
+            else:
+                size += 256
+        self.position += 1
+        self._pending.append((entry, size))
+        self._backlog += size
+        if self._idle is not None:
+            reschedule(self._idle)
+            self._idle = None
+        return self.position
+
+    async def durable(self, position: int | None = None) -> None:
+        """Return when everything up to `position` (all that is decided by now) survives a crash.
+
+        Raises StorageFull when it was refused, StorageFailed when its fate is not known. Always a checkpoint.
+        """
+        wanted = self.position if position is None else position
+        if self.reloading:
+            raise Unavailable("the state is being read again from the log; send the call again", code="retry")
+        if self._failure is not None:
+            raise self._failure
+        if wanted <= self.committed:
+            await checkpoint()
+            return
+        waiter = (wanted, current_task())
+        self._waiting.append(waiter)
+
+        def abort(_: RaiseCancelT) -> Abort:
+            self._waiting.remove(waiter)
+            return Abort.SUCCEEDED
+
+        await wait_task_rescheduled(abort)
+
+    async def run(self) -> None:
+        """Commit group after group until `close`. A store that fails ends it with StorageFailed.
+
+        Returns early with `full` set when the disk refused a group: the caller reloads the state, then runs it again.
+        """
+        while True:
+            if not self._pending:
+                if self._closing:
+                    return
+                await self._park()
+                continue
+            group, size = self._take()
+            try:
+                await self._store.commit(group)
+            except StorageFull as refusal:
+                self._refuse(refusal)
+                return
+            except StorageFailed as failure:
+                self.fail(failure)
+                raise
+            self._groups += 1
+            self._backlog -= size
+            self.committed += len(group)
+            self._wake()
+
+    async def probe(self) -> None:
+        """While the disk is full: ask with an empty group until one is taken, then let writes in again."""
+        while self.full:
+            await trio.sleep(PROBE_SECONDS)
+            try:
+                await self._store.commit(())
+            except StorageFull:
+                continue
+            self.full = False
+
+    def close(self) -> None:
+        """Let `run` end when what is pending is committed."""
+        self._closing = True
+        if self._idle is not None:
+            reschedule(self._idle)
+            self._idle = None
+
+    def fail(self, failure: QueenError) -> None:
+        """Nothing more is known to become durable: everybody who waits learns it, and so does whoever comes."""
+        self._failure = failure
+        self._drop(failure)
+
+    def _take(self) -> tuple[list[Entry], int]:
+        group: list[Entry] = []
+        total = 0
+        while self._pending and len(group) < limits.GROUP_ENTRIES and total < limits.GROUP_BYTES:
+            entry, size = self._pending.popleft()
+            group.append(entry)
+            total += size
+        return group, total
+
+    def _wake(self) -> None:
+        """Tasks park in the order of their positions, or nearly: `durable` is called right after `append`."""
+        later: deque[tuple[int, trio.lowlevel.Task]] = deque()
+        for waiter in self._waiting:
+            if waiter[0] <= self.committed:
+                reschedule(waiter[1])
+            else:
+                later.append(waiter)
+        self._waiting = later
+
+    def _refuse(self, refusal: StorageFull) -> None:
+        """Known not to be committed, and so is all that was decided on top of it."""
+        self.full = True
+        self._pending.clear()
+        self._backlog = 0
+        self.position = self.committed
+        self._drop(refusal)
+
+    def _drop(self, error: QueenError) -> None:
+        for _, task in self._waiting:
+            reschedule(task, outcome.Error(type(error)(error.detail)))
+        self._waiting.clear()
+
+    async def _park(self) -> None:
+        def abort(_: RaiseCancelT) -> Abort:
+            self._idle = None
+            return Abort.SUCCEEDED
+
+        self._idle = current_task()
+        await wait_task_rescheduled(abort)

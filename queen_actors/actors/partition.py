@@ -1,0 +1,87 @@
+"""Producers: messages into partitions, and sealed messages out of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from queen_actors.domain.effects import Appended, QueueOptions, Record
+from queen_actors.domain.partition import PartitionState, PushItem, PushOutcome
+from queen_actors.values import SECOND
+
+from .core import Core, Draft
+
+
+class Producers:
+    """The pushes of one broker."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def push(self, items: Sequence[PushItem]) -> list[PushOutcome]:
+        """Append each item to its partition, in order; all of the call is one step of the log."""
+        core = self._core
+        await core.turn({("partition", f"{item.queue}\x00{item.partition}") for item in items})
+        draft = Draft(core)
+        outcomes = self.decide(draft, items)
+        core.commit(draft)
+        await core.log.durable()
+        return outcomes
+
+    def decide(self, draft: Draft, items: Sequence[PushItem]) -> list[PushOutcome]:
+        """What each item comes to, in the items' order; the effects go into the draft."""
+        if len(items) == 1:
+            return self._into(draft, items[0].queue, items[0].partition, items)
+        places: dict[tuple[str, str], list[int]] = {}
+        for place, item in enumerate(items):
+            places.setdefault((item.queue, item.partition), []).append(place)
+        if len(places) == 1:
+            return self._into(draft, items[0].queue, items[0].partition, items)
+        outcomes: list[PushOutcome | None] = [None] * len(items)
+        for (queue, partition), where in places.items():
+            group = self._into(draft, queue, partition, [items[place] for place in where])
+            for place, outcome in zip(where, group, strict=True):
+                outcomes[place] = outcome
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def _into(self, draft: Draft, queue_name: str, partition_name: str, items: Sequence[PushItem]) -> list[PushOutcome]:
+        queue = draft.queue(queue_name)
+        partition = draft.partition(queue, partition_name)
+        window = queue.options.dedup_window_seconds * SECOND
+        outcomes, records = partition.push(items, draft.now, window, self._core.ids.uuid)
+        if records:
+            draft.effects.append(Appended(partition.pid, records))
+        return outcomes
+
+    async def read(self, partition: PartitionState, first: int, count: int, max_bytes: int) -> tuple[Record, ...]:
+        """Up to `count` messages from `first` on, from memory or from the store; empty when there are none."""
+        first = max(first, partition.log_start)
+        last = min(first + count, partition.next_offset) - 1
+        if last < first:
+            return ()
+        found = partition.in_memory(first, last - first + 1, max_bytes)
+        if found is not None:
+            return found
+        return tuple(await self._core.store.read(partition.pid, first, last, max_bytes))
+
+
+def offset_at(partition: PartitionState, ts: int) -> int | None:
+    """The first offset whose `ts` is at or after this instant, or None when only the store can tell."""
+    if partition.last_ts < ts:
+        return partition.next_offset
+    if (partition.window and partition.window[0].ts < ts) or partition.base <= partition.log_start:
+        low, high = 0, len(partition.window)
+        while low < high:
+            middle = (low + high) // 2
+            if partition.window[middle].ts < ts:
+                low = middle + 1
+            else:
+                high = middle
+        return partition.base + low
+    if partition.created_at >= ts:
+        return partition.log_start
+    return None
+
+
+def keeps_dead_letters(options: QueueOptions) -> bool:
+    """Either flag is enough (`wire-messaging.md` 5)."""
+    return options.dead_letter_queue or options.dlq_after_max_retries

@@ -1,0 +1,387 @@
+"""The broker: open and close, and the typed operations on which every face stands.
+
+Every operation is safe to cancel, raises only `errors.QueenError`, and returns when what it reports is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import trio
+from msgspec import Struct
+from msgspec.structs import replace
+
+from .actors.acks import Acks
+from .actors.clock import RandomIds, TrioClock
+from .actors.coordinator import Coordinator
+from .actors.core import Core, Draft
+from .actors.groups import Groups
+from .actors.kv import Keys
+from .actors.locks import Locks
+from .actors.log import LogStatistics
+from .actors.partition import Producers
+from .actors.pops import Pops
+from .actors.timers import Timers
+from .actors.upkeep import Upkeep
+from .actors.views import Views
+from .config import Settings
+from .domain import cursor as cursor_rules
+from .domain.cursor import Ack, AckOutcome, LeaseEnd, LeaseExtended, PopReply, PopRequest
+from .domain.effects import Effect, QueueDropped, TimerPut
+from .domain.kv import KvOp, KvResult, Precondition
+from .domain.locks import LockOp, LockResult
+from .domain.partition import PushItem, PushOutcome
+from .domain.queue import Configure, DeadLetterView, GroupDeleted, MessageView, QueueView, configured
+from .domain.timers import TimerOp, TimerPage, TimerResult
+from .domain.transaction import Transaction, TransactionReply
+from .errors import QueenError, Unavailable
+from .ports import Clock, Ids, Recovered, Store, StoreStatistics
+
+
+class BrokerStatistics(Struct, frozen=True):
+    """How much there is of everything, and how the log and the store are doing."""
+
+    queues: int
+    partitions: int
+    partitions_active: int
+    namespaces: int
+    locks: int
+    timer_queues: int
+    leases: int
+    log: LogStatistics
+    store: StoreStatistics
+
+
+class Broker:
+    """The typed operations. Made by `running`."""
+
+    def __init__(self, store: Store, settings: Settings, clock: Clock, ids: Ids) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.ids = ids
+        core = self._core = Core(store, clock, ids, settings)
+        self._producers = Producers(core)
+        self._acks = Acks(core, self._producers)
+        self._pops = Pops(core, self._producers, self._acks)
+        self._groups = Groups(core, self._acks)
+        self._keys = Keys(core)
+        self._locks = Locks(core)
+        self._timers = Timers(core, self._producers)
+        self._coordinator = Coordinator(core, self._producers, self._acks, self._keys, self._timers)
+        self._views = Views(core, self._producers)
+        self._upkeep = Upkeep(core)
+        self._observers: tuple[Callable[[Effect], None], ...] = (
+            self._acks.observe,
+            self._pops.observe,
+            self._keys.observe,
+            self._timers.observe,
+            self._upkeep.observe,
+        )
+
+    # -- messages --------------------------------------------------------------------------------------------------
+
+    async def push(self, items: Sequence[PushItem], *, producer: str | None = None) -> list[PushOutcome]:
+        """Append messages, in order within each partition; one outcome per item (wire-messaging 6)."""
+        if producer is not None:
+            items = [_produced(item, producer) for item in items]
+        return await self._producers.push(items)
+
+    async def pop(self, request: PopRequest) -> PopReply:
+        """Claim messages for a group, waiting for some as long as asked (7). A cancelled caller holds no lease."""
+        return await self._pops.pop(request)
+
+    async def ack(self, acks: Sequence[Ack]) -> list[AckOutcome]:
+        """Settle messages; one outcome per ack, in order (8)."""
+        return await self._acks.ack(acks)
+
+    async def extend(self, lease_id: str, seconds: int) -> LeaseExtended:
+        """Every live lease under this id lasts at least `seconds` from now (9)."""
+        return await self._acks.extend(lease_id, seconds)
+
+    async def release(self, lease_id: str) -> int:
+        """Give back what is leased under this id; no retry is charged. Returns how many partitions that were."""
+        return await self._acks.release(lease_id)
+
+    def open_session(self, ended: Callable[[LeaseEnd], None]) -> str:
+        """A connection begins; `ended` is told, synchronously, of each of its messages that is no longer its own."""
+        return self._acks.open_session(ended)
+
+    async def close_session(self, session: str) -> None:
+        """The connection is gone: every lease of it is given back at once."""
+        self._acks.close_session(session)
+        await self._core.log.durable()
+
+    # -- keys, locks, timers, transactions -------------------------------------------------------------------------
+
+    async def kv(self, ops: Sequence[KvOp]) -> list[KvResult] | Precondition:
+        """One atomic call on keys (wire-kv 2)."""
+        return await self._keys.call(ops)
+
+    async def locks(self, ops: Sequence[LockOp]) -> list[LockResult]:
+        """Independent calls on locks and semaphores (wire-kv 3)."""
+        return await self._locks.call(ops)
+
+    async def timers(self, ops: Sequence[TimerOp], *, producer: str | None = None) -> list[TimerResult]:
+        """Schedule, move and cancel timers, all or nothing (wire-kv 4)."""
+        return await self._timers.call(ops, producer)
+
+    async def timer(self, queue: str, key: str) -> TimerPut | None:
+        """The pending timer of that key, or None."""
+        return await self._timers.get(queue, key)
+
+    async def timer_page(self, queue: str, after: str | None, limit: int) -> TimerPage:
+        """Pending timers of a queue in byte order of their keys."""
+        return await self._timers.page(queue, after, limit)
+
+    async def timer_count(self, queue: str, prefix: str) -> int:
+        """How many pending timers of a queue have keys with this prefix."""
+        return await self._timers.count(queue, prefix)
+
+    async def transaction(self, transaction: Transaction) -> TransactionReply:
+        """Acks, pushes, keys and timers in one step, or none of it (wire-kv 5). `RolledBack` is an answer."""
+        return await self._coordinator.commit(transaction)
+
+    # -- queues and groups -----------------------------------------------------------------------------------------
+
+    async def configure(self, command: Configure) -> QueueView:
+        """Create a queue or change its options (wire-messaging 5)."""
+        core = self._core
+        await core.turn([("queue", command.queue)])
+        draft = Draft(core)
+        known = core.directory.queues.get(command.queue)
+        if known is None:
+            draft.qid += 1
+        put = configured(command, None if known is None else known.put, draft.qid, core.ids.uuid(draft.now), draft.now)
+        draft.effects.append(put)
+        core.commit(draft)
+        await core.log.durable()
+        return QueueView(put.qid, put.uid, put.name, put.namespace, put.task, put.options, put.created_at)
+
+    async def delete_queue(self, name: str) -> bool:
+        """The queue is gone with everything in it; was there one? (12)"""
+        core = self._core
+        await core.turn([("queue", name)])
+        draft = Draft(core)
+        known = core.directory.queues.get(name)
+        if known is not None:
+            draft.effects.append(QueueDropped(known.put.qid, name))
+        core.commit(draft)
+        await core.log.durable()
+        return known is not None
+
+    async def queue_view(self, name: str) -> QueueView | None:
+        """The queue with the counts of its partitions (13)."""
+        return await self._views.queue(name)
+
+    async def register(
+        self, queue: str, group: str, mode: str | None, start: str | None, conflation: bool = False
+    ) -> None:
+        """A group's first contact with a queue (7.6): the start of a `new` group is the instant of this call."""
+        await self._groups.register(queue, group, mode, start, conflation)
+
+    async def seek(self, group: str, queue: str, partition: str | None, to: int | None) -> int | None:
+        """Move a group to an instant or to the end; how many partitions moved, or None when there are none (10)."""
+        return await self._groups.seek(group, queue, partition, to)
+
+    async def delete_group(self, group: str, queue: str | None, *, metadata: bool) -> GroupDeleted:
+        """Forget a group in one queue or in all (10)."""
+        return await self._groups.delete(group, queue, metadata=metadata)
+
+    async def move_subscription(self, group: str, to: int) -> int:
+        """Where the group's later first contacts start; how many registrations changed (10)."""
+        return await self._groups.move_subscription(group, to)
+
+    async def dead_letters(
+        self,
+        *,
+        queue: str | None = None,
+        group: str | None = None,
+        partition: str | None = None,
+        since: int | None = None,
+        until: int | None = None,
+        limit: int = 100,
+        offset: int = 0,
+    ) -> tuple[list[DeadLetterView], int]:
+        """One page of dead letters, newest first, and how many match in all (11)."""
+        return await self._views.dead_letters(
+            queue=queue, group=group, partition=partition, since=since, until=until, limit=limit, offset=offset
+        )
+
+    async def message(self, pid: int, txn: str) -> MessageView | None:
+        """One message and how far each group is with it (14)."""
+        return await self._views.message(pid, txn)
+
+    async def trace(
+        self,
+        *,
+        pid: int | None,
+        txn: str,
+        group: str,
+        names: tuple[str, ...],
+        event: str,
+        data: bytes,
+        worker: str | None,
+    ) -> str | None:
+        """Write a trace event; its id, or None when there is no such partition (15)."""
+        return await self._views.trace(
+            pid=pid, txn=txn, group=group, names=names, event=event, data=data, worker=worker
+        )
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def statistics(self) -> BrokerStatistics:
+        directory = self._core.directory
+        return BrokerStatistics(
+            queues=len(directory.queues),
+            partitions=len(directory.active) + len(directory.packed),
+            partitions_active=len(directory.active),
+            namespaces=len(directory.namespaces),
+            locks=len(directory.locks),
+            timer_queues=len(directory.timers),
+            leases=len(directory.leases),
+            log=self._core.log.statistics(),
+            store=self._core.store.statistics(),
+        )
+
+    async def seal(self) -> None:
+        """Roll the journal and seal all of it now, so that SQL over the log is up to the second."""
+        await self._core.store.seal()
+
+    async def passivate(self) -> int:
+        """Pack away every actor that is idle now, without waiting for its time; returns how many."""
+        return self._upkeep.passivate(everything=True)
+
+    async def open(self) -> Recovered:
+        """Recover from the store. Raises DataDirectoryError."""
+        core = self._core
+        core.directory.opened_at = self.clock.now()
+        recovered = await core.store.open(core.directory)
+        self._recovered(recovered)
+        return recovered
+
+    def _recovered(self, recovered: Recovered) -> None:
+        core = self._core
+        counters = core.directory.counters
+        core.directory.counters = type(counters)(
+            max(counters.version, recovered.counters.version),
+            max(counters.pid, recovered.counters.pid),
+            max(counters.qid, recovered.counters.qid),
+        )
+        self.clock.advance_to(max(recovered.last_instant, core.directory.last_instant))
+        core.log.restart(recovered.position)
+        core.directory.observe = self._observe
+        self._acks.reset()
+        self._pops.reset()
+        self._keys.reset()
+        self._timers.reset()
+        self._upkeep.reset()
+
+    def _observe(self, effect: Effect) -> None:
+        for observe in self._observers:
+            observe(effect)
+
+    async def run(self) -> None:
+        """The background work, until `close`. Whatever it raises is fatal: the broker stops, and the next start
+        recovers from the log."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._pops.run)
+            nursery.start_soon(self._keys.run)
+            nursery.start_soon(self._timers.run)
+            nursery.start_soon(self._upkeep.run)
+            nursery.start_soon(self._core.store.maintain, self._upkeep.evict)
+            self._release_sessions()
+            await self._commit_groups()
+            nursery.cancel_scope.cancel()
+
+    def _release_sessions(self) -> None:
+        """Leases that lived with connections of the broker before this one are given back (decisions.md)."""
+        lost = self._core.directory.forget_sessions()
+        draft = Draft(self._core)
+        draft.add(cursor_rules.released(cursor) for cursor in lost)
+        self._core.commit(draft)
+
+    async def _commit_groups(self) -> None:
+        log = self._core.log
+        while True:
+            await log.run()
+            if not log.full:
+                return
+            await self._reload()
+            await log.probe()
+
+    async def _reload(self) -> None:
+        """The disk refused a group that is applied in memory: read the state again from what is durable."""
+        core = self._core
+        log = core.log
+        log.reloading = True
+        core.directory.observe = lambda effect: None
+        await core.store.close()
+        core.directory.clear()
+        core.directory.opened_at = self.clock.now()
+        recovered = await core.store.open(core.directory)
+        self._recovered(recovered)
+        log.reloading = False
+
+    def drain(self) -> None:
+        """The broker is about to stop: parked pops answer now, and nothing new is parked."""
+        self._pops.close()
+
+    async def close(self) -> None:
+        """Commit what is pending, then let go of the store."""
+        self.drain()
+        self._core.log.close()
+        with suppress(QueenError):  # the callers have been told; what was committed stays
+            await self._core.log.durable()
+        await self._core.store.close()
+        self._core.log.fail(Unavailable("the broker is closed", code="closed"))
+
+
+def _produced(item: PushItem, producer: str) -> PushItem:
+    return replace(item, producer=producer)
+
+
+@asynccontextmanager
+async def running(
+    store: Store, settings: Settings | None = None, *, clock: Clock | None = None, ids: Ids | None = None
+) -> AsyncIterator[Broker]:
+    """A broker on `store` for as long as the block lasts.
+
+    The block's own exception comes out bare. A failure of the broker (its storage) cancels the block and is raised
+    instead. Leaving commits what is pending, within `settings.shutdown_seconds`.
+    """
+    settings = settings or Settings()
+    broker = Broker(store, settings, clock or TrioClock(), ids or RandomIds())
+    try:
+        await broker.open()
+    except BaseException:
+        with trio.CancelScope(shield=True):
+            await store.close()
+        raise
+    mine: Exception | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(broker.run)
+            try:
+                yield broker
+            except Exception as error:
+                mine = error
+            finally:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + settings.shutdown_seconds):
+                    await broker.close()
+                nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        with trio.CancelScope(shield=True):
+            await store.close()
+        failure = _only(group)
+        raise failure from failure.__cause__
+    if mine is not None:
+        raise mine
+
+
+def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one exception inside the group, or the group when there are several."""
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup) and len(found.exceptions) == 1:
+        found = found.exceptions[0]
+    return found
