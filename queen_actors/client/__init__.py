@@ -1,0 +1,69 @@
+"""The Python client, one surface: `open_broker()` for a broker in this process, `connect()` for one elsewhere."""
+
+from __future__ import annotations
+
+from .errors import (
+    AnswerTimeout,
+    ConnectionFailed,
+    LockNotHeldError,
+    ProtocolError,
+    PushError,
+    TransactionError,
+)
+from .kv import UNSET, Kv, KvResults
+from .lock import Lock
+from .locks import Locks
+from .message import Message
+from .opening import connect, open_broker, serving
+from .queen import Queen
+from .queue import DeadLetters, Queue
+from .results import (
+    AckResult,
+    KvResult,
+    LockResult,
+    PushResult,
+    RenewResult,
+    Result,
+    TimerResult,
+    TransactionResult,
+)
+from .subscription import Subscription
+from .timers import TimerBuilder, Timers
+from .transaction import Transaction
+from .transport import Answer, Retry, Transport
+
+__all__ = [
+    "UNSET",
+    "AckResult",
+    "Answer",
+    "AnswerTimeout",
+    "ConnectionFailed",
+    "DeadLetters",
+    "Kv",
+    "KvResult",
+    "KvResults",
+    "Lock",
+    "LockNotHeldError",
+    "LockResult",
+    "Locks",
+    "Message",
+    "ProtocolError",
+    "PushError",
+    "PushResult",
+    "Queen",
+    "Queue",
+    "RenewResult",
+    "Result",
+    "Retry",
+    "Subscription",
+    "TimerBuilder",
+    "TimerResult",
+    "Timers",
+    "Transaction",
+    "TransactionError",
+    "TransactionResult",
+    "Transport",
+    "connect",
+    "open_broker",
+    "serving",
+]

@@ -1,0 +1,127 @@
+"""The transport in process: every call is a request to the broker's own API, without a socket in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import trio
+
+from queen_actors.actors.subscription import Lost, subscribed
+from queen_actors.api import Api, Request
+from queen_actors.broker import Broker
+from queen_actors.domain.subscription import Terms
+from queen_actors.errors import QueenError, Unavailable
+from queen_actors.values import QUEUE_MODE
+from queen_actors.wire.frames import encode as encode_structs
+from queen_actors.wire.pop import messages_of
+
+from .encoding import decode
+from .transport import Answer, Caller, Retry, Sink, Wanted
+
+
+class LocalTransport:
+    """Calls to the API of a broker in this process. What fails there is not tried again, but for a 429."""
+
+    retry = Retry(attempts=1)
+
+    def __init__(self, broker: Broker, api: Api) -> None:
+        self._broker = broker
+        self._api = api
+        self._closed = False
+
+    def new_id(self) -> str:
+        return self._broker.ids.uuid(self._broker.clock.now())
+
+    async def call(self, method: str, path: str, query: str, body: bytes | None, seconds: float) -> Answer:
+        if self._closed:
+            raise Unavailable("the client is closed")
+        reply = await self._api.handle(Request(method, path.encode("ascii"), query.encode("ascii"), {}, body or b""))
+        return Answer(reply.status, reply.headers, reply.body)
+
+    def subscribe(self, wanted: Wanted, caller: Caller) -> LocalFeed:
+        return LocalFeed(self._broker, wanted, caller)
+
+    async def aclose(self) -> None:
+        self._closed = True
+
+
+class LocalFeed:
+    """A subscription in process. Its leases live with it."""
+
+    def __init__(self, broker: Broker, wanted: Wanted, caller: Caller) -> None:
+        self._broker = broker
+        self._terms = _terms(wanted)
+        self._caller = caller
+        self._running = trio.CancelScope()
+        self._granted = 0
+        self._grant: Callable[[int], None] | None = None
+
+    async def run(self, sink: Sink, started: Callable[[], None]) -> None:
+        def lost(end: Lost) -> None:
+            sink.lost(end.lease_id, str(end.pid), end.reason)
+
+        failure: QueenError | None = None
+        try:
+            async with subscribed(self._broker, self._terms, lost) as subscription:
+                self._grant = subscription.grant
+                started()
+                try:
+                    with self._running:
+                        while True:
+                            for delivery in await subscription.next():
+                                claim = delivery.claim
+                                shaped = messages_of(claim, delivery.lease_id, delivery.group, timer_keys=True)
+                                messages = decode(encode_structs(shaped))
+                                for message in messages:
+                                    message["queue"] = claim.queue
+                                sink.deliver(delivery.lease_id, str(claim.pid), messages)
+                except QueenError as error:
+                    failure = error
+        except* QueenError as group:  # the keeper of the leases, beside the loop above
+            failure = failure or _first(group)
+        if failure is not None:
+            raise failure
+
+    def stop(self) -> None:
+        self._running.cancel()
+
+    def grant(self, messages: int) -> None:
+        if self._grant is not None:
+            self._grant(messages)
+
+    async def acknowledge(self, acks: Sequence[dict[str, Any]], group: str | None) -> list[dict[str, Any]]:
+        body = {"acknowledgments": acks, "consumerGroup": group}
+        answers: list[dict[str, Any]] = await self._caller.call("POST", "/api/v1/ack/batch", body)
+        return answers
+
+
+def _terms(wanted: Wanted) -> Terms:
+    """The subscription's terms; what the user left open takes their defaults."""
+    told = {
+        "partitions": wanted.partitions,
+        "lease_seconds": wanted.lease_seconds,
+        "max_lease_seconds": wanted.max_lease_seconds,
+    }
+    chosen: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
+    return Terms(
+        queue=wanted.queue,
+        partition=wanted.partition,
+        namespace=wanted.namespace,
+        task=wanted.task,
+        group=wanted.group or QUEUE_MODE,
+        credit=wanted.credit,
+        batch=wanted.batch,
+        auto_ack=wanted.auto_ack,
+        subscription_mode=wanted.subscription_mode,
+        subscription_from=wanted.subscription_from,
+        **chosen,
+    )
+
+
+def _first(group: BaseExceptionGroup[QueenError]) -> QueenError:
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, QueenError)
+    return found

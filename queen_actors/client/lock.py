@@ -1,0 +1,295 @@
+"""A lock or semaphore handle: one permit, renewed in the background, and word when it is lost (wire 3.7, 3.8).
+
+A permit is a lease. The handle believes in it up to a deadline on this machine's own clock, counted from the moment
+at which the call that granted or renewed it was sent, so never later than the broker's deadline. Past the deadline it
+holds nothing, whatever the broker says. The belief is not a proof; the guard of a transaction is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import trio
+
+from queen_actors.errors import QueenError
+
+from .durations import Duration, seconds_of, whole_seconds
+from .errors import LockNotHeldError
+from .locks import Locks, acquire_op, release_op, renew_op
+from .results import LockResult
+
+log = logging.getLogger("queen_actors.client")
+
+LostReason = Literal["renew", "guard", "expired"]
+"""Why a permit was lost: the broker would not renew it, it refused the guard, or its lifetime ran out here."""
+OnLost = Callable[[LostReason], Awaitable[object] | object]
+
+FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0  # a waiting acquire comes back that often, 1.5x longer each time (wire 3.8)
+SOONEST_RENEWAL = 0.05  # seconds between attempts to renew when the broker cannot be asked
+HELD_MAX = 10_000  # handles of one client that hold a permit at once
+
+
+def new_owner(unique: str) -> str:
+    """Who holds a permit, for people: the machine, the process, and what makes the handle unique."""
+    return f"{socket.gethostname()[:128]}:{os.getpid()}:{unique}"
+
+
+class Held:
+    """The handles of one client that hold a permit, and how to start a task of that client."""
+
+    def __init__(self, start: Callable[..., None]) -> None:
+        self.start = start
+        self.handles: set[Lock] = set()
+
+    async def release_all(self) -> None:
+        """Give back every permit, as far as the broker can be asked. Raises nothing but cancellation."""
+        async with trio.open_nursery() as nursery:
+            for handle in list(self.handles):
+                nursery.start_soon(handle.release_quietly)
+
+
+class Lock:
+    """`queen.lock(name)` and `queen.semaphore(name, n)`. Not to be shared: each worker makes its own.
+
+    `clock` tells the seconds of this machine's time; a test that stops it has a frozen holder, whose guard is sent
+    although its lifetime is over.
+    """
+
+    def __init__(
+        self,
+        locks: Locks,
+        held: Held,
+        name: str,
+        *,
+        ttl_seconds: Duration,
+        owner: str,
+        limit: int = 1,
+        on_lost: OnLost | None = None,
+        auto_renew: bool = True,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.name = name
+        self.owner = owner
+        self.limit = limit
+        self.ttl_seconds = whole_seconds(ttl_seconds, "ttl_seconds")
+        self.lost = trio.Event()
+        """Set when the permit is lost; a new one after each acquire. A release is not a loss."""
+        self.lost_reason: LostReason | None = None
+        self._locks = locks
+        self._held = held
+        self._handlers: list[OnLost] = [] if on_lost is None else [on_lost]
+        self._auto_renew = auto_renew
+        self._clock = clock or trio.current_time
+        self._permit: LockResult | None = None
+        self._valid_until = 0.0
+        self._keeper = trio.CancelScope()
+        self._calling = trio.Lock()  # one call about the permit at a time: each changes the token
+
+    def __repr__(self) -> str:
+        state = f"token {self.token}" if self.held else "not held"
+        return f"<{type(self).__name__} {self.name!r}, {state}>"
+
+    # What it is
+
+    @property
+    def held(self) -> bool:
+        """Whether a permit was granted and its lifetime is not over on this machine's clock."""
+        return self._permit is not None and self._clock() < self._valid_until
+
+    @property
+    def token(self) -> int | None:
+        """The fencing token, which rises with every grant and renewal; None when not held."""
+        return self._permit.token if self._permit is not None and self.held else None
+
+    @property
+    def slot(self) -> int | None:
+        """Which of the permits it is (0 for a lock); None when not held."""
+        return self._permit.slot if self._permit is not None and self.held else None
+
+    @property
+    def seconds_left(self) -> float:
+        """What is left of the lifetime on this machine's clock; 0 when not held."""
+        return max(0.0, self._valid_until - self._clock()) if self._permit is not None else 0.0
+
+    def guard(self) -> dict[str, Any]:
+        """The `check` that holds while the permit is this handle's, at the token of now (`transaction().guard(lock)`
+        adds it). Raises LockNotHeldError."""
+        if self._permit is None or not self.held:
+            raise LockNotHeldError(f"the lock {self.name!r} is not held: there is nothing to guard with")
+        guard: dict[str, Any] = dict(self._permit["guard"])
+        return guard
+
+    def on_lost(self, handler: OnLost) -> Self:
+        """Call `handler(reason)`, sync or async, when the permit is lost."""
+        self._handlers.append(handler)
+        return self
+
+    # Operations
+
+    async def acquire(self, wait: Duration | None = None) -> bool:
+        """Take the permit. False: somebody else had it to the end of `wait` (without it: has it now)."""
+        deadline = trio.current_time() + (0.0 if wait is None else seconds_of(wait, "wait"))
+        pause = FIRST_PAUSE
+        while True:
+            async with self._calling:
+                if self.held or await self._acquire_once():
+                    return True
+            left = deadline - trio.current_time()
+            if left <= 0:
+                return False
+            await trio.sleep(min(pause * random.uniform(0.75, 1.0), left))
+            pause = min(pause * 1.5, LAST_PAUSE)
+
+    async def _acquire_once(self) -> bool:
+        if len(self._held.handles) >= HELD_MAX:
+            raise RuntimeError(f"this client holds {HELD_MAX} permits already: release some")
+        sent_at = self._clock()
+        (answer,) = await self._locks.batch((acquire_op(self.name, self.ttl_seconds, self.owner, self.limit),))
+        if not answer.acquired:
+            return False
+        if answer.already:
+            # The owner held it before, and the broker did not extend it: only a renewal tells how long it lasts.
+            sent_at = self._clock()
+            (answer,) = await self._locks.batch((self._renewal(answer),))
+            if not answer.renewed:
+                return False
+        self._take(answer, sent_at)
+        return True
+
+    def _renewal(self, permit: LockResult) -> dict[str, Any]:
+        return renew_op(self.name, permit["token"], permit["slot"], self.ttl_seconds, self.owner)
+
+    async def renew(self) -> bool:
+        """Start the lifetime again. False: the permit is gone. Raises QueenError when the broker could not be asked;
+        the deadline then stands."""
+        async with self._calling:
+            return await self._renew_once()
+
+    async def _renew_once(self) -> bool:
+        permit = self._permit
+        if permit is None:
+            return False
+        if not self.held:
+            self._lose("expired")
+            return False
+        sent_at = self._clock()
+        (answer,) = await self._locks.batch((self._renewal(permit),), seconds=self.seconds_left)
+        if self._permit is not permit:  # lost here while the answer was under way
+            return False
+        if not answer.renewed:
+            self._lose("renew")
+            return False
+        self._permit, self._valid_until = answer, sent_at + self.ttl_seconds
+        return True
+
+    async def release(self) -> bool:
+        """Give the permit back. False: it was not this handle's any more. The handle can acquire again."""
+        async with self._calling:
+            permit = self._permit
+            if permit is None:
+                return False
+            self._drop()
+            (answer,) = await self._locks.batch((release_op(self.name, permit["token"], permit["slot"]),))
+            if not answer.released and self._holds(answer):
+                # A renewal whose answer never came moved the token: ask for it by owner, and release that.
+                (renewed,) = await self._locks.batch((self._renewal(permit),))
+                if renewed.renewed:
+                    (answer,) = await self._locks.batch((release_op(self.name, renewed["token"], renewed["slot"]),))
+            return answer.released
+
+    def _holds(self, answer: LockResult) -> bool:
+        return any(holder.get("owner") == self.owner and holder.get("slot") == answer.slot for holder in answer.holders)
+
+    async def release_quietly(self) -> None:
+        """Release when leaving: the permit ends by itself if the broker cannot be asked."""
+        try:
+            await self.release()
+        except QueenError as error:
+            log.warning("lock %r was not released, it ends with its lifetime: %s", self.name, error)
+
+    async def __aenter__(self) -> Self:
+        if not await self.acquire():
+            raise LockNotHeldError(f"the lock {self.name!r} is held by somebody else")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with trio.CancelScope(shield=True), trio.move_on_after(LAST_PAUSE):
+            await self.release_quietly()
+        self._drop()
+
+    # For transactions
+
+    async def settled(self, token: int | None) -> None:
+        """Return when no renewal is under way; if the token is still this one, learn the new one by a renewal."""
+        async with self._calling:
+            if self.held and self.token == token:
+                await self._renew_once()
+
+    def refused(self) -> None:
+        """The broker refused the guard: the permit is somebody else's, or gone."""
+        if self._permit is not None:
+            self._lose("guard")
+
+    # State
+
+    def _take(self, permit: LockResult, sent_at: float) -> None:
+        self._permit, self._valid_until = permit, sent_at + self.ttl_seconds
+        self.lost, self.lost_reason = trio.Event(), None
+        self._held.handles.add(self)
+        self._keeper.cancel()
+        self._keeper = trio.CancelScope()
+        self._held.start(self._keep, self._keeper)
+
+    def _drop(self) -> None:
+        self._permit, self._valid_until = None, 0.0
+        self._keeper.cancel()
+        self._held.handles.discard(self)
+
+    def _lose(self, reason: LostReason) -> None:
+        log.warning("lock %r (owner %s) was lost: %s", self.name, self.owner, reason)
+        self._drop()
+        self.lost_reason = reason
+        self.lost.set()
+        for handler in self._handlers:
+            self._held.start(self._tell, handler, reason)
+
+    @staticmethod
+    async def _tell(handler: OnLost, reason: LostReason) -> None:
+        try:
+            done = handler(reason)
+            if isinstance(done, Awaitable):
+                await done
+        except Exception:  # the user's code: its failure must not end the client of everybody else
+            log.exception("an on_lost handler failed")
+
+    async def _keep(self, scope: trio.CancelScope) -> None:
+        """Of one hold: renew every third of the lifetime, and call the permit lost when its lifetime is over."""
+        with scope:
+            pause = self.ttl_seconds / 3
+            while self._permit is not None:
+                left = self.seconds_left
+                await trio.sleep(min(pause, left) if self._auto_renew else left)
+                if not self.held:
+                    self._lose("expired")
+                    return
+                if self._auto_renew:
+                    pause = await self._renew_in_background()
+
+    async def _renew_in_background(self) -> float:
+        """Seconds to the next attempt: a third of the lifetime, sooner when the broker could not be asked."""
+        try:
+            with trio.move_on_after(self.seconds_left) as asking:
+                await self.renew()
+            if not asking.cancelled_caught:
+                return self.ttl_seconds / 3
+        except QueenError as error:
+            log.warning("lock %r could not be renewed yet: %s", self.name, error)
+        return max(min(self.seconds_left / 4, self.ttl_seconds / 3), SOONEST_RENEWAL)

@@ -1,0 +1,319 @@
+"""A subscription over the WebSocket `queen.v1` (`websocket.md`): one connection, with which its leases live.
+
+A lost connection is opened again, within bounds: what it had delivered comes again under new leases.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import trio
+import trio_websocket as ws
+from msgspec import Struct
+
+from queen_actors import errors
+from queen_actors.errors import QueenError
+
+from .address import Address, open_stream
+from .encoding import decode, encode
+from .errors import AnswerTimeout, ConnectionFailed, ProtocolError, from_answer
+from .shapes import as_object, as_rows
+from .transport import ANSWER_SECONDS, Retry, Sink, Wanted
+
+log = logging.getLogger("queen_actors.client")
+
+PATH = "/api/v1/ws"
+SUBPROTOCOL = "queen.v1"
+SUB = "s"  # the one subscription of its connection
+HEARTBEAT_SECONDS = 20.0  # until the broker's welcome tells its own
+HANDSHAKE_SECONDS = 10.0
+CLOSE_SECONDS = 0.5  # for the closing handshake; the broker gives leases back at the end of the stream anyway
+FRAME_BYTES = 256 << 20
+QUEUED_FRAMES = 64  # between the library's reader and ours, which never waits
+READ_BYTES = 65_536
+OUTBOX = 1024  # acknowledgments on their way out, as many as the broker takes in flight
+RECONNECTS = 8  # attempts in a row, about two minutes in all
+
+REFUSALS: dict[int, type[QueenError]] = {4401: errors.Unauthorized, 4403: errors.Forbidden, 4429: errors.Overloaded}
+"""Close codes after which connecting again is of no use."""
+
+
+class _Pending(Struct):
+    """A request that waits for its reply."""
+
+    done: trio.Event
+    reply: dict[str, Any] | None = None
+
+
+class SocketFeed:
+    """The feed of one subscription."""
+
+    def __init__(self, address: Address, wanted: Wanted, retry: Retry) -> None:
+        self._address = address
+        self._wanted = wanted
+        self._retry = retry
+        self._session: _Session | None = None
+        self._stopped = trio.Event()
+
+    async def run(self, sink: Sink, started: Callable[[], None]) -> None:
+        failures = 0
+        bound = self._retry.attempts
+        while not self._stopped.is_set():
+            session = self._session = _Session(self._address, self._wanted, sink, self._stopped)
+            try:
+                await session.run(started)
+                return
+            except ConnectionFailed as error:
+                sink.lost(None, None, "disconnected")
+                if session.subscribed:
+                    failures, bound = 0, RECONNECTS
+                failures += 1
+                if failures >= bound:
+                    raise
+                log.warning("the subscription to %s is connected again: %s", self._wanted.queue, error)
+            finally:
+                self._session = None
+                session.end()
+            with trio.move_on_after(self._retry.pause_after(failures)):
+                await self._stopped.wait()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def grant(self, messages: int) -> None:
+        if self._session is not None:
+            self._session.grant(messages)
+
+    async def acknowledge(self, acks: Sequence[dict[str, Any]], group: str | None) -> list[dict[str, Any]]:
+        reply = None
+        if self._session is not None:
+            reply = await self._session.ask({"op": "ack", "acknowledgments": acks, "consumerGroup": group})
+        if reply is None:
+            # Its lease ended with the connection: what had not reached the broker comes again.
+            told = "the connection ended before the answer"
+            return [{"transactionId": ack["transactionId"], "success": False, "error": told} for ack in acks]
+        if not reply.get("ok"):
+            raise _refusal(reply)
+        return as_rows(reply.get("body"))
+
+
+class _Session:
+    """One connection, from its handshake to its end."""
+
+    def __init__(self, address: Address, wanted: Wanted, sink: Sink, stopped: trio.Event) -> None:
+        self.subscribed = False
+        self._address = address
+        self._wanted = wanted
+        self._sink = sink
+        self._stopped = stopped
+        self._heartbeat = HEARTBEAT_SECONDS
+        self._pending: dict[int, _Pending] = {}
+        self._asked = 0
+        self._credit = 0
+        self._outbox, self._to_send = trio.open_memory_channel[bytes | None](OUTBOX)
+        self._failure: QueenError | None = None
+
+    async def run(self, started: Callable[[], None]) -> None:
+        """Raises ConnectionFailed when the connection is lost, another QueenError when the broker refuses. Returns
+        when stopped."""
+        stream, _ = await open_stream(self._address)
+        try:
+            async with trio.open_nursery() as nursery:
+                try:
+                    await self._talk(nursery, stream, started)
+                except QueenError as error:
+                    self._failure = error
+                nursery.cancel_scope.cancel()
+        except* Exception as group:  # the library's reader fails by errors of its own on what is no WebSocket
+            if self._failure is None:
+                self._failure = ConnectionFailed(f"the connection broke: {group.exceptions[0]!r}", sent=True)
+        finally:
+            await trio.aclose_forcefully(stream)
+        if self._failure is not None:
+            raise self._failure
+
+    async def _talk(self, nursery: trio.Nursery, stream: Any, started: Callable[[], None]) -> None:
+        try:
+            with trio.fail_after(HANDSHAKE_SECONDS):
+                connection = await self._connect(nursery, stream)
+                nursery.start_soon(self._send, nursery, connection)
+                await self._subscribe(connection)
+        except trio.TooSlowError:
+            raise ConnectionFailed("the broker did not take the subscription in time", sent=True) from None
+        except ws.ConnectionClosed as closed:
+            raise _closed(closed) from None
+        self.subscribed = True
+        started()
+        nursery.start_soon(self._ping, nursery, connection)
+        nursery.start_soon(self._close, connection)
+        try:
+            while True:
+                self._take(_frame(await connection.get_message()))
+        except ws.ConnectionClosed as closed:
+            if not self._stopped.is_set():
+                raise _closed(closed) from None
+
+    async def _connect(self, nursery: trio.Nursery, stream: Any) -> ws.WebSocketConnection:
+        headers = [(name.encode("ascii"), value.encode("ascii")) for name, value in self._address.headers.items()]
+        try:
+            return await ws.wrap_client_stream(
+                nursery,
+                stream,
+                self._address.authority,
+                self._address.prefix + PATH,
+                subprotocols=[SUBPROTOCOL],
+                extra_headers=headers,
+                message_queue_size=QUEUED_FRAMES,
+                max_message_size=FRAME_BYTES,
+                receive_buffer_size=READ_BYTES,
+            )
+        except ws.ConnectionRejected as refused:
+            told = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in refused.headers or ()}
+            error = from_answer(refused.status_code, told, refused.body or b"")
+            if refused.status_code >= 500 or refused.status_code == 429:
+                raise ConnectionFailed(error.detail, sent=False) from None
+            raise error from None
+
+    async def _subscribe(self, connection: ws.WebSocketConnection) -> None:
+        asked = await self._request({"op": "subscribe", "sub": SUB, **_fields(self._wanted)})
+        while asked.reply is None:
+            self._take(_frame(await connection.get_message()))
+        if not asked.reply.get("ok"):
+            raise _refusal(asked.reply)
+
+    def _take(self, frame: dict[str, Any]) -> None:
+        """One frame of the broker's. Never waits."""
+        event = frame.get("event")
+        if event == "messages":
+            queue = {"queue": frame.get("queue")}
+            messages = [{**message, **queue} for message in frame["messages"]]
+            self._sink.deliver(frame.get("leaseId") or "", frame.get("partitionId") or "", messages)
+        elif event == "lease":
+            self._sink.lost(frame.get("leaseId"), frame.get("partitionId"), str(frame.get("reason")))
+        elif event == "welcome":
+            self._heartbeat = float(frame.get("heartbeatSeconds") or HEARTBEAT_SECONDS)
+        elif event == "error":
+            log.warning("the broker reports: %s", frame.get("error"))
+        elif event is None:
+            pending = self._pending.pop(frame.get("id", -1), None)
+            if pending is not None:
+                pending.reply = frame
+                pending.done.set()
+
+    # Sending: one task writes, so that a caller who is cancelled leaves no half frame behind.
+
+    async def _request(self, request: dict[str, Any]) -> _Pending:
+        self._asked += 1
+        pending = self._pending[self._asked] = _Pending(trio.Event())
+        try:
+            await self._outbox.send(encode({"id": self._asked, **request}))
+        except BaseException:
+            self._pending.pop(self._asked, None)
+            raise
+        return pending
+
+    async def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """The reply; None when the connection ended before it. Raises AnswerTimeout."""
+        if self._failure is not None:
+            return None
+        try:
+            with trio.fail_after(ANSWER_SECONDS):
+                pending = await self._request(request)
+                await pending.done.wait()
+        except trio.TooSlowError:
+            raise AnswerTimeout(f"no reply within {ANSWER_SECONDS:g} s", sent=True) from None
+        except trio.BrokenResourceError:
+            return None
+        return pending.reply
+
+    def grant(self, messages: int) -> None:
+        """Give credit back; what gathers while a frame is written goes out as one."""
+        self._credit += messages
+        with suppress(trio.WouldBlock, trio.BrokenResourceError):  # a busy writer looks at the credit by itself
+            self._outbox.send_nowait(None)
+
+    async def _send(self, nursery: trio.Nursery, connection: ws.WebSocketConnection) -> None:
+        try:
+            async with self._to_send:
+                async for frame in self._to_send:
+                    if frame is not None:
+                        await connection.send_message(frame.decode())
+                    if self._credit:
+                        added, self._credit = self._credit, 0
+                        await connection.send_message(encode({"op": "credit", "sub": SUB, "add": added}).decode())
+        except ws.ConnectionClosed as closed:
+            self._broken(nursery, _closed(closed))
+
+    async def _ping(self, nursery: trio.Nursery, connection: ws.WebSocketConnection) -> None:
+        """The broker must answer a ping within a heartbeat, or it is taken for dead."""
+        try:
+            while True:
+                await trio.sleep(self._heartbeat)
+                with trio.fail_after(self._heartbeat):
+                    await connection.ping()
+        except trio.TooSlowError:
+            self._broken(nursery, ConnectionFailed(f"no pong within {self._heartbeat:g} s", sent=True))
+        except ws.ConnectionClosed:
+            pass  # the reader tells why
+
+    async def _close(self, connection: ws.WebSocketConnection) -> None:
+        await self._stopped.wait()
+        with trio.move_on_after(CLOSE_SECONDS):
+            await connection.aclose()
+
+    def _broken(self, nursery: trio.Nursery, error: QueenError) -> None:
+        if not self._stopped.is_set():
+            self._failure = self._failure or error
+        nursery.cancel_scope.cancel()
+
+    def end(self) -> None:
+        """Nobody answers any more: wake who waits."""
+        self._outbox.close()
+        self._to_send.close()
+        for pending in self._pending.values():
+            pending.done.set()
+        self._pending.clear()
+
+
+def _fields(wanted: Wanted) -> dict[str, Any]:
+    fields = {
+        "queue": wanted.queue,
+        "partition": wanted.partition,
+        "namespace": wanted.namespace,
+        "task": wanted.task,
+        "group": wanted.group,
+        "batch": wanted.batch,
+        "credit": wanted.credit,
+        "partitions": wanted.partitions,
+        "autoAck": wanted.auto_ack,
+        "leaseSeconds": wanted.lease_seconds,
+        "maxLeaseSeconds": wanted.max_lease_seconds,
+        "subscriptionMode": wanted.subscription_mode,
+        "subscriptionFrom": wanted.subscription_from,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _frame(text: str | bytes) -> dict[str, Any]:
+    """A frame of the broker's. Raises ProtocolError."""
+    try:
+        frame = decode(text.encode() if isinstance(text, str) else text)
+    except ValueError as error:
+        raise ProtocolError("a frame is not JSON") from error
+    return as_object(frame)
+
+
+def _refusal(reply: dict[str, Any]) -> QueenError:
+    return from_answer(int(reply.get("status") or 500), {}, encode(reply.get("error") or {}))
+
+
+def _closed(closed: ws.ConnectionClosed) -> QueenError:
+    reason = closed.reason
+    if reason is None:
+        return ConnectionFailed("the connection ended", sent=True)
+    told = f"the broker closed the connection: {reason.code} {reason.reason or reason.name}"
+    kind = REFUSALS.get(reason.code)
+    return kind(told) if kind is not None else ConnectionFailed(told, sent=True)
