@@ -22,6 +22,7 @@ from .actors.locks import Locks
 from .actors.log import LogStatistics
 from .actors.partition import Producers
 from .actors.pops import Pops
+from .actors.retention import Retention
 from .actors.timers import Timers
 from .actors.upkeep import Upkeep
 from .actors.views import Views
@@ -71,12 +72,14 @@ class Broker:
         self._coordinator = Coordinator(core, self._producers, self._acks, self._keys, self._timers)
         self._views = Views(core, self._producers)
         self._upkeep = Upkeep(core)
+        self._retention = Retention(core)
         self._observers: tuple[Callable[[Effect], None], ...] = (
             self._acks.observe,
             self._pops.observe,
             self._keys.observe,
             self._timers.observe,
             self._upkeep.observe,
+            self._retention.observe,
         )
 
     # -- messages --------------------------------------------------------------------------------------------------
@@ -276,6 +279,7 @@ class Broker:
         self._keys.reset()
         self._timers.reset()
         self._upkeep.reset()
+        self._retention.reset()
 
     def _observe(self, effect: Effect) -> None:
         for observe in self._observers:
@@ -289,6 +293,7 @@ class Broker:
             nursery.start_soon(self._keys.run)
             nursery.start_soon(self._timers.run)
             nursery.start_soon(self._upkeep.run)
+            nursery.start_soon(self._retention.run)
             nursery.start_soon(self._core.store.maintain, self._upkeep.evict)
             self._release_sessions()
             await self._commit_groups()

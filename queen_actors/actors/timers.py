@@ -109,34 +109,34 @@ class Timers:
         try:
             self._producers.decide(draft, [_message(timer) for timer in firing])
         except QueenError:
-            draft = Draft(self._core)  # one of them cannot be delivered: find out which
-            for timer in firing:
-                self._fire_one(draft, timer)
-        else:
-            draft.add(TimerDropped(timer.queue, timer.key, True) for timer in firing)
+            for timer in firing:  # one of them cannot be delivered: a step for each finds out which
+                self._fire_one(timer)
+            return
+        draft.add(TimerDropped(timer.queue, timer.key, True) for timer in firing)
         self._core.commit(draft)
 
-    def _fire_one(self, draft: Draft, timer: TimerPut) -> None:
+    def _fire_one(self, timer: TimerPut) -> None:
         """Deliver one; a permanent refusal puts it off, and the last one dead-letters its message (4.8)."""
+        draft = Draft(self._core)
         try:
             self._producers.decide(draft, [_message(timer)])
         except QueenError as refusal:
+            draft = Draft(self._core)
             again = rules.failed(timer, refusal.detail, draft.now)
-            if again is not None:
-                draft.effects.append(again)
-                return
-            queue = draft.queue(timer.queue)
-            partition = draft.partition(queue, timer.partition)
-            record = Record(
-                NOTHING, draft.now, timer.message_id, timer.txn, timer.payload, None, timer.producer, timer.key
-            )
-            mid = self._core.ids.uuid(draft.now)
-            draft.effects.append(
-                DeadLetterPut(
-                    mid, queue.put.qid, partition.pid, TIMER_GROUP, record, refusal.detail, timer.attempts, draft.now
-                )
-            )
-        draft.effects.append(TimerDropped(timer.queue, timer.key, True))
+            draft.add([again] if again is not None else self._give_up(draft, timer, refusal.detail))
+        else:
+            draft.effects.append(TimerDropped(timer.queue, timer.key, True))
+        self._core.commit(draft)
+
+    def _give_up(self, draft: Draft, timer: TimerPut, error: str) -> tuple[DeadLetterPut, TimerDropped]:
+        queue = draft.queue(timer.queue)
+        partition = draft.partition(queue, timer.partition)
+        record = Record(NOTHING, draft.now, timer.message_id, timer.txn, timer.payload, None, timer.producer, timer.key)
+        mid = self._core.ids.uuid(draft.now)
+        letter = DeadLetterPut(
+            mid, queue.put.qid, partition.pid, TIMER_GROUP, record, error, timer.attempts + 1, draft.now
+        )
+        return letter, TimerDropped(timer.queue, timer.key, True)
 
 
 def _message(timer: TimerPut) -> PushItem:

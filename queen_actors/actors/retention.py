@@ -1,0 +1,150 @@
+"""Retention: messages that nobody may read any more leave the log (`wire-messaging.md` 21).
+
+Each partition of a queue with a limit stands in an agenda for the time at which its oldest message passes the limit, so
+that a sweep looks only at partitions that have something to lose. What lies below a partition's `log_start` is gone for
+every reader; the store drops a segment when nothing in it lies above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from queen_actors.domain.cursor import released
+from queen_actors.domain.effects import Appended, CursorPut, Effect, PartitionPut, QueueDropped, QueueOptions, QueuePut
+from queen_actors.domain.partition import PartitionState
+from queen_actors.errors import QueenError
+from queen_actors.values import SECOND
+
+from .agenda import Agenda
+from .core import Core, Draft
+from .partition import offset_at
+
+SWEEP = 256
+"""How many partitions one sweep looks at before others may run."""
+AGAIN = 5 * SECOND
+"""How soon a partition is looked at again that keeps, for now, what is older than its limit (a consumer is behind)."""
+
+
+def limits_of(options: QueueOptions) -> Iterator[tuple[int, bool]]:
+    """The limits that are on: (age in microseconds, only what every group has finished)."""
+    if options.retention_enabled and options.retention_seconds > 0:
+        yield options.retention_seconds * SECOND, False
+    if options.retention_enabled and options.completed_retention_seconds > 0:
+        yield options.completed_retention_seconds * SECOND, True
+    if options.max_wait_seconds > 0:
+        yield options.max_wait_seconds * SECOND, False
+
+
+class Retention:
+    """The sweeping of one broker's partitions."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._agenda = Agenda(core.clock)
+        self._ages: dict[int, int] = {}
+        """The lowest limit of each queue that has one, by its number."""
+
+    def observe(self, effect: Effect) -> None:
+        """An effect was applied: is there something with an age limit now?"""
+        if isinstance(effect, QueuePut):
+            self._plan_all(effect.name)
+        elif isinstance(effect, QueueDropped):
+            self._ages.pop(effect.qid, None)
+        elif self._ages and isinstance(effect, Appended):
+            partition = self._core.directory.partition(effect.pid)
+            age = None if partition is None else self._ages.get(partition.qid)
+            if age is not None:
+                self._agenda.add(effect.records[0].ts + age, ("partition", str(effect.pid)))
+
+    def reset(self) -> None:
+        """The directory was read from the log: every partition with a limit is looked at soon."""
+        self._agenda.replace(())
+        self._ages.clear()
+        for name in list(self._core.directory.queues):
+            self._plan_all(name)
+
+    def _plan_all(self, name: str) -> None:
+        queue = self._core.directory.queues[name]
+        age = min((age for age, _ in limits_of(queue.options)), default=None)
+        if age is None:
+            self._ages.pop(queue.put.qid, None)
+            return
+        self._ages[queue.put.qid] = age
+        now = self._core.clock.now()
+        for pid in queue.partitions.values():
+            self._agenda.add(now, ("partition", str(pid)))
+
+    async def run(self) -> None:
+        """Move the start of partitions past what is too old; for ever."""
+        while True:
+            due = [int(pid) for _, pid in await self._agenda.due(SWEEP)]
+            try:
+                await self._sweep(due)
+            except QueenError:  # the log takes no writes now: later
+                for pid in due:
+                    self._agenda.add(self._core.clock.now() + AGAIN, ("partition", str(pid)))
+
+    async def _sweep(self, pids: list[int]) -> None:
+        core = self._core
+        await core.turn(())
+        now = core.clock.now()
+        starts = {pid: await self._start(pid, now) for pid in pids}
+        draft = Draft(core)
+        for pid, start in starts.items():
+            partition = core.directory.partition(pid)
+            if partition is None or start is None:
+                continue
+            if start > partition.log_start:
+                draft.add(_cut(partition, start))
+        core.commit(draft)
+        for pid in pids:
+            partition = core.directory.partition(pid)
+            if partition is not None and partition.next_offset > partition.log_start:
+                self._look_again(partition, now)
+        await core.log.durable()
+
+    async def _start(self, pid: int, now: int) -> int | None:
+        """Where the partition begins when every limit is applied at `now`; None when it is gone."""
+        partition = self._core.directory.partition(pid)
+        if partition is None:
+            return None
+        start = partition.log_start
+        for age, finished in limits_of(self._core.directory.queue_of(partition).options):
+            at = offset_at(partition, now - age)
+            if at is None:
+                found = await self._core.store.first_offset_at(pid, now - age)
+                at = partition.base if found is None else found
+            if finished:
+                at = (
+                    min([at, *(cursor.committed + 1 for cursor in partition.cursors.values())])
+                    if (partition.cursors)
+                    else start
+                )
+            start = max(start, at)
+        return min(start, partition.next_offset)
+
+    def _look_again(self, partition: PartitionState, now: int) -> None:
+        head = partition.entry(partition.log_start)
+        if head is None:  # in a segment, outside the window: its time is not in memory
+            self._agenda.add(now + AGAIN, ("partition", str(partition.pid)))
+            return
+        options = self._core.directory.queue_of(partition).options
+        for age, finished in limits_of(options):
+            at = head.ts + age
+            self._agenda.add(max(at, now + AGAIN) if finished else at, ("partition", str(partition.pid)))
+
+
+def _cut(partition: PartitionState, start: int) -> Iterator[Effect]:
+    """The partition starts at `start`; groups that were behind are moved on, and a lease of what is gone ends."""
+    yield PartitionPut(partition.pid, partition.qid, partition.name, partition.created_at, start)
+    for cursor in partition.cursors.values():
+        if cursor.committed < start - 1:
+            yield _moved(cursor, start - 1)
+
+
+def _moved(cursor: CursorPut, committed: int) -> CursorPut:
+    if cursor.lease_id and cursor.batch_end <= committed:
+        cursor = released(cursor)
+    return replace(cursor, committed=committed)
