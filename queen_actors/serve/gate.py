@@ -1,0 +1,46 @@
+"""The gate of a connection: through it goes whatever claims messages, and only while the peer takes what it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import trio
+
+from .outbox import Outbox
+
+T = TypeVar("T")
+
+
+class Gate:
+    """Claims are let through while the outbox has room. When it fills up, those that still wait for messages are
+    withdrawn and made again later; once the gate is closed, nothing is claimed any more (section 7)."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.closed = False
+        self._outbox = outbox
+        self._claims: set[trio.CancelScope] = set()
+        outbox.on_full = self._withdraw
+
+    async def claim(self, ask: Callable[[], Awaitable[T]]) -> T | None:
+        """What `ask` returns; None when the gate was closed before it had anything. `ask` must be safe to cancel."""
+        while True:
+            if not self.closed:
+                await self._outbox.room()
+            if self.closed:
+                return None
+            with trio.CancelScope() as scope:
+                self._claims.add(scope)
+                try:
+                    return await ask()
+                finally:
+                    self._claims.discard(scope)
+
+    def close(self) -> None:
+        """Withdraw every claim that waits, and let no other through."""
+        self.closed = True
+        self._withdraw()
+
+    def _withdraw(self) -> None:
+        for scope in self._claims:
+            scope.cancel()

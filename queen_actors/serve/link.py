@@ -1,0 +1,221 @@
+"""One WebSocket connection, as trio-websocket speaks it, with our own writer under it.
+
+trio-websocket gets a stream whose writes go into the connection's outbox: so its pongs and closes, and the frames that
+we prepare ourselves, leave in one order, many in one write, and no task of it ever waits for a peer that does not read.
+What it leaves open is closed here: a protocol error is answered with a close frame, an error in its reader ends this
+connection only, and what a peer sent before it saw our close can still be read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+
+import trio
+from trio_websocket import ConnectionClosed, WebSocketConnection, WebSocketRequest, wrap_server_stream
+from wsproto.utilities import LocalProtocolError
+
+from .. import limits
+from ..wire.socket import close_frame, is_close, text_frame
+from .outbox import CROWDED_BYTES, Outbox
+
+log = logging.getLogger(__name__)
+
+READ_BYTES = 64 * 1024
+UNFINISHED_BYTES = 4 * limits.WS_FRAME_BYTES
+"""Bytes without one whole message among them: fragments without an end, or nothing but control frames."""
+PROTOCOL_ERROR = 1002
+_OURS_TO_SAY = {PROTOCOL_ERROR: "protocol error", 1007: "not UTF-8"}
+"""Errors at which trio-websocket ends a connection without saying so to the peer."""
+
+
+class _Transport(trio.abc.Stream):
+    """The peer's stream as trio-websocket sees it: reads come from the peer, writes go into the outbox."""
+
+    def __init__(self, stream: trio.abc.ReceiveStream, outbox: Outbox) -> None:
+        self._stream = stream
+        self._outbox = outbox
+        self.unfinished = 0
+        self.ended = trio.Event()
+        """Nothing more is read: the peer's end of stream, or trio-websocket has had enough."""
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        try:
+            data = await self._stream.receive_some(READ_BYTES)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            data = b""
+        self.unfinished += len(data)
+        if self.unfinished > UNFINISHED_BYTES:
+            self._outbox.finish(close_frame(1009, "no whole message among so many bytes"))
+            data = b""
+        if not data:
+            self.ended.set()
+        return data
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        frame = bytes(data)
+        if is_close(frame):
+            self._outbox.finish(frame)
+            await trio.lowlevel.checkpoint()
+            return
+        await self._outbox.room(CROWDED_BYTES)  # a peer that pings and never reads
+        self._outbox.put(frame)
+        await trio.lowlevel.checkpoint()
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._outbox.room()
+
+    async def aclose(self) -> None:
+        self.ended.set()
+        await trio.lowlevel.checkpoint()
+
+
+class Link:
+    """A connection, from its handshake on."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self.outbox = Outbox(stream)
+        self.request: WebSocketRequest | None = None
+        self.code: int | None = None
+        """With what we closed the connection, if we did."""
+        self._stream = stream
+        self._transport = _Transport(stream, self.outbox)
+        self._connection: WebSocketConnection | None = None
+        self._handshaken = trio.Event()
+        self._gone = trio.Event()
+        self._pings = 0
+        self._abandoned = False
+
+    async def run(self) -> None:
+        """Run trio-websocket's reader to its end. Never raises: what escapes it ends this connection."""
+        failed = False
+        try:
+            async with trio.open_nursery() as nursery, trio.open_nursery() as waiting:
+                with trio.move_on_after(limits.HTTP_HEAD_SECONDS) as patience:
+                    waiting.start_soon(self._watch_handshake, patience)
+                    self.request = await wrap_server_stream(
+                        nursery,
+                        self._transport,
+                        max_message_size=limits.WS_FRAME_BYTES,
+                        receive_buffer_size=READ_BYTES,
+                    )
+                waiting.cancel_scope.cancel()
+                if self.request is None:
+                    nursery.cancel_scope.cancel()
+                self._handshaken.set()
+        except* Exception as escaped:  # the boundary: hostile input makes trio-websocket's reader raise all sorts
+            failed = True
+            log.debug("the reader of a WebSocket failed: %r", escaped.exceptions)
+        finally:
+            self._end(failed)
+
+    async def _watch_handshake(self, patience: trio.CancelScope) -> None:
+        """No request comes from a stream that has ended; `wrap_server_stream` would wait for it for ever."""
+        await self._transport.ended.wait()
+        patience.cancel()
+
+    def _end(self, failed: bool) -> None:
+        closed = None if self._connection is None else self._connection.closed
+        if self._connection is None:
+            if failed:
+                self.outbox.put(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        elif failed or (closed is not None and closed.code in _OURS_TO_SAY):
+            code = PROTOCOL_ERROR if closed is None or failed else closed.code
+            self.outbox.finish(close_frame(code, _OURS_TO_SAY[code]))
+        self._gone.set()
+        self._handshaken.set()
+
+    async def handshake(self) -> WebSocketRequest | None:
+        """The peer's request; None when it made none that can be understood (it has been answered)."""
+        await self._handshaken.wait()
+        return self.request
+
+    async def accept(self, subprotocol: str | None) -> bool:
+        """Answer the request with 101; False when the peer is gone already."""
+        assert self.request is not None
+        try:
+            self._connection = await self.request.accept(subprotocol=subprotocol)
+        except (ConnectionClosed, LocalProtocolError):
+            return False
+        return True
+
+    async def reject(self, status: int, body: bytes) -> None:
+        """Answer the request with an error instead."""
+        assert self.request is not None
+        with suppress(ConnectionClosed, LocalProtocolError):
+            await self.request.reject(status, extra_headers=[(b"Content-Type", b"application/json")], body=body)
+        self.outbox.finish()
+
+    async def receive(self) -> str | bytes | None:
+        """The next message; None when there will be none any more."""
+        assert self._connection is not None
+        try:
+            message = await self._connection.get_message()
+        except ConnectionClosed:
+            return None
+        self._transport.unfinished = 0
+        return message
+
+    def send(self, payload: bytes) -> None:
+        """Queue a text message; after a close it goes nowhere."""
+        self.outbox.put(text_frame(payload))
+
+    def close(self, code: int, reason: str, *, drop: bool = False) -> None:
+        """Close with this code after what waits to be written, or (`drop`) in place of it. The first close counts."""
+        if not self.outbox.finished:
+            self.code = code
+            self.outbox.finish(close_frame(code, reason), drop=drop)
+
+    def abandon(self) -> None:
+        """The peer is dead: nothing more is written, and nothing is waited for."""
+        self._abandoned = True
+        self.outbox.finish(drop=True)
+
+    async def ping(self) -> bool:
+        """Ping, and return True when the pong is there; False when the connection is closing."""
+        assert self._connection is not None
+        self._pings += 1
+        try:
+            await self._connection.ping(self._pings.to_bytes(8, "big"))
+        except (ConnectionClosed, LocalProtocolError):
+            return False
+        return True
+
+    async def linger(self, seconds: float) -> None:
+        """Give the peer time to read the last frame and to close: a stream that is closed with unread bytes is reset,
+        and the close would be lost with it."""
+        if self._abandoned:
+            return
+        self.outbox.finish()
+        with trio.move_on_after(seconds):
+            await self.outbox.flushed.wait()
+            if self.outbox.broken.is_set() or (self.code is None and self._transport.ended.is_set()):
+                return
+            while self._connection is not None and await self.receive() is not None:
+                pass
+            await self._gone.wait()
+            await self._drain()
+
+    async def _drain(self) -> None:
+        try:
+            if isinstance(self._stream, trio.abc.HalfCloseableStream):
+                await self._stream.send_eof()
+            while await self._stream.receive_some(READ_BYTES):
+                pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+
+
+@asynccontextmanager
+async def open_link(stream: trio.abc.Stream) -> AsyncGenerator[Link, None]:
+    """A link over the stream, running while the block does; the stream is closed at its end."""
+    link = Link(stream)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.run)
+            nursery.start_soon(link.outbox.run)
+            yield link
+            nursery.cancel_scope.cancel()
+    finally:
+        await trio.aclose_forcefully(stream)

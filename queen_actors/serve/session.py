@@ -1,0 +1,264 @@
+"""A session: the requests, replies and subscriptions of one accepted WebSocket (`websocket.md`, sections 2, 3 and 7).
+
+Requests are started one after the other, in the order in which they came, and what a request decides it decides before
+the next one is started; then each goes its own way, so that replies may overtake each other. The reader stops while as
+many are under way as may be. When the connection ends, what was received is finished first; then leases are given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import trio
+
+from .. import __version__, limits
+from ..api import Access, Api, Authorize, Reply, Request
+from ..api.errors import error_reply
+from ..api.messages import NO_CONTENT, value_reply
+from ..broker import Broker
+from ..config import Settings
+from ..errors import BadRequest, Overloaded, QueenError, Unauthorized
+from ..values import iso_zulu
+from ..wire import socket as wire
+from ..wire.socket import Frame
+from .feed import Feeds
+from .gate import Gate
+from .link import Link
+from .socket_routes import ROUTES, Headers, pop_request, pop_timeout_ms
+
+Work = Callable[[Frame], Awaitable[Reply]]
+
+
+class Session:
+    """One connection after its handshake."""
+
+    def __init__(
+        self,
+        link: Link,
+        api: Api,
+        broker: Broker,
+        settings: Settings,
+        shutdown: trio.Event,
+        authorize: Authorize,
+        headers: Headers,
+        *,
+        known: bool,
+    ) -> None:
+        self._link = link
+        self._api = api
+        self._broker = broker
+        self._settings = settings
+        self._shutdown = shutdown
+        self._authorize = authorize
+        self._headers = headers
+        self._known = known
+        self._gate = Gate(link.outbox)
+        self._feeds = Feeds(link, broker, self._gate)
+        self._reading = trio.CancelScope()
+        self._under_way = 0
+        self._under_way_bytes = 0
+        self._pops = 0
+        self._place_free = trio.lowlevel.ParkingLot()
+        self._paused = False
+        self._read_freely = True  # since the last ping, the reader never had to stop
+        self.linger_seconds = limits.WS_LINGER_SECONDS
+        self._own: Mapping[str, Work] = {
+            "pop": self._pop,
+            "subscribe": self._subscribe,
+            "unsubscribe": self._feeds.unsubscribe,
+            "credit": self._feeds.credit,
+        }
+
+    async def run(self) -> None:
+        """Serve the connection until it ends, then give back what it holds."""
+        now = self._broker.clock.now()
+        session = self._broker.ids.uuid(now)
+        self._link.send(wire.render_welcome(__version__, session, self._settings.heartbeat_seconds, iso_zulu(now)))
+        try:
+            async with trio.open_nursery() as background:
+                for task in (self._heartbeat, self._watch_writes, self._watch_stalls, self._watch_shutdown):
+                    background.start_soon(task)
+                if not self._known:
+                    background.start_soon(self._await_auth)
+                async with trio.open_nursery() as requests, trio.open_nursery() as feeds:
+                    self._feeds.nursery = feeds
+                    with self._reading:
+                        await self._read(requests)
+                    self._gate.close()
+                    self._feeds.nursery = None
+                    feeds.cancel_scope.cancel()
+                background.cancel_scope.cancel()
+        finally:
+            with trio.move_on_after(limits.WS_GIVE_BACK_SECONDS, shield=True):
+                await self._feeds.close()
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    async def _read(self, requests: trio.Nursery) -> None:
+        """Take requests until the peer is gone, or says something that ends the connection."""
+        while (message := await self._link.receive()) is not None:
+            if isinstance(message, bytes):
+                self._link.close(wire.UNSUPPORTED, "frames are text")
+                return
+            text = message.encode()
+            if len(text) > limits.WS_FRAME_BYTES:
+                self._link.close(wire.TOO_BIG, f"a frame takes at most {limits.WS_FRAME_BYTES} bytes")
+                return
+            try:
+                frame = wire.parse_frame(text)
+            except wire.NotAnObject as wrong:
+                self._link.close(wire.BAD_FRAME, f"a frame is one JSON object: {wrong}")
+                return
+            except wire.BadFrame as wrong:
+                self._say(wrong.id, None, error_reply(wrong))
+                continue
+            await self._begin(requests, frame)
+
+    async def _begin(self, requests: trio.Nursery, frame: Frame) -> None:
+        """Start one request; return when its turn is over and the next one may start."""
+        if frame.op == "ping":
+            self._link.send(wire.render_pong(frame.id))
+            return
+        work = self._auth if frame.op == "auth" else self._own.get(frame.op) or self._route_of(frame.op)
+        if not self._known and frame.op != "auth":
+            self._say(frame.id, frame.op, error_reply(Unauthorized("say who you are first: an `auth` frame")))
+            return
+        if work is None:
+            unknown = BadRequest(f"there is no op {frame.op[:80]!r}", code="unknown_op")
+            self._say(frame.id, frame.op, error_reply(unknown))
+            return
+        await self._place(len(frame.text))
+        requests.start_soon(self._answer, frame, work)
+        # the task runs until it waits for something before whatever is started after this checkpoint
+        await trio.lowlevel.checkpoint()
+
+    def _route_of(self, op: str) -> Work | None:
+        return self._call if op in ROUTES else None
+
+    async def _place(self, size: int) -> None:
+        """Wait while as much is under way as may be, or the peer does not read its replies."""
+        outbox = self._link.outbox
+        while self._is_full(size):
+            self._paused, self._read_freely = True, False
+            await (outbox.room() if outbox.crowded else self._place_free.park())
+        self._paused = False
+        self._under_way += 1
+        self._under_way_bytes += size
+
+    def _is_full(self, size: int) -> bool:
+        count, total = self._under_way, self._under_way_bytes + size
+        return (
+            count >= limits.WS_PIPELINE or (count > 0 and total > limits.WS_PIPELINE_BYTES) or self._link.outbox.crowded
+        )
+
+    async def _answer(self, frame: Frame, work: Work) -> None:
+        try:
+            reply = await work(frame)
+        except QueenError as error:
+            reply = error_reply(error)
+        finally:
+            self._under_way -= 1
+            self._under_way_bytes -= len(frame.text)
+            self._place_free.unpark_all()
+        self._say(frame.id, frame.op, reply)
+
+    def _say(self, id: bytes | None, op: str | None, reply: Reply) -> None:
+        if id is not None:
+            self._link.send(wire.render_reply(id, reply.status, reply.body))
+        elif reply.status >= 400:
+            self._link.send(wire.render_failure(op, reply.status, reply.body))
+
+    async def _call(self, frame: Frame) -> Reply:
+        return await self._api.handle(ROUTES[frame.op](frame, self._headers))
+
+    async def _pop(self, frame: Frame) -> Reply:
+        """A pop that waits must not claim for a peer that does not read, nor for one that is gone: it is withdrawn
+        then, and asked again with what is left of its time."""
+        if self._pops >= limits.WS_POPS:
+            raise Overloaded(
+                f"{limits.WS_POPS} pops are under way on this connection already; a subscription takes one"
+            )
+        timeout = pop_timeout_ms(frame)
+        until = trio.current_time() + timeout / 1000
+
+        async def ask() -> Reply:
+            left = max(1, round((until - trio.current_time()) * 1000)) if timeout else None
+            return await self._api.handle(pop_request(frame, self._headers, left))
+
+        self._pops += 1
+        try:
+            reply = await self._gate.claim(ask)
+        finally:
+            self._pops -= 1
+        return NO_CONTENT if reply is None else reply
+
+    async def _subscribe(self, frame: Frame) -> Reply:
+        request = Request("GET", b"/api/v1/pop", headers=self._headers)
+        await self._authorize(request, Access.READ_WRITE)
+        return await self._feeds.subscribe(frame)
+
+    async def _auth(self, frame: Frame) -> Reply:
+        headers = {**self._headers, "authorization": f"Bearer {wire.parse_token(frame)}"}
+        try:
+            await self._authorize(Request("GET", b"/api/v1/ws", headers=headers), Access.READ)
+        except QueenError as refused:
+            code = wire.UNAUTHORIZED if refused.status == 401 else wire.FORBIDDEN
+            self._stop(code, refused.detail)
+            raise
+        self._headers, self._known = headers, True
+        return value_reply({"authenticated": True})
+
+    # -- what ends a connection ------------------------------------------------------------------------------------
+
+    def _stop(self, code: int, reason: str, *, drop: bool = False) -> None:
+        """Close, and read on only for what has been sent already."""
+        self._link.close(code, reason, drop=drop)
+        self._end_soon()
+
+    def _end_soon(self) -> None:
+        self._gate.close()
+        self._reading.deadline = min(self._reading.deadline, trio.current_time() + limits.WS_LAST_WORDS_SECONDS)
+
+    async def _heartbeat(self) -> None:
+        """Ping, and drop a peer that does not answer within another interval; who answers keeps its leases."""
+        interval = self._settings.heartbeat_seconds
+        while not self._link.outbox.finished:
+            with trio.move_on_after(min(interval, self._feeds.patience)):
+                await self._feeds.changed.park()
+            self._read_freely = not self._paused
+            answered = False
+            with trio.move_on_after(interval):
+                answered = await self._link.ping()
+            if answered or not self._read_freely:
+                await self._feeds.keep_alive()
+            elif not self._link.outbox.finished:
+                self._link.abandon()
+                self._end_soon()
+
+    async def _watch_stalls(self) -> None:
+        await self._link.outbox.stalled()
+        self._stop(wire.TOO_SLOW, "too slow", drop=True)
+
+    async def _watch_writes(self) -> None:
+        await self._link.outbox.broken.wait()
+        self._end_soon()
+
+    async def _watch_shutdown(self) -> None:
+        """Nothing new is claimed; what is in flight is answered; then the close, all within the grace period."""
+        await self._shutdown.wait()
+        grace = self._settings.shutdown_seconds
+        now = trio.current_time()
+        self._gate.close()
+        with trio.move_on_at(now + grace * 0.5):
+            while self._under_way:
+                await self._place_free.park()
+        self._link.close(wire.GOING_AWAY, "going away")
+        self._reading.deadline = min(self._reading.deadline, now + grace * 0.8)
+        self.linger_seconds = grace * 0.1
+
+    async def _await_auth(self) -> None:
+        with trio.move_on_after(limits.WS_AUTH_SECONDS):
+            while not self._known:
+                await self._place_free.park()
+            return
+        self._stop(wire.UNAUTHORIZED, "no token within the time for it")
