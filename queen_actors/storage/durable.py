@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import duckdb
 import trio
 
 from queen_actors import limits
-from queen_actors.domain.effects import Counters, Entry, Record, encode_entries
-from queen_actors.errors import DataDirectoryError, StorageFailed
+from queen_actors.domain.effects import Entry, Record, encode_entries
+from queen_actors.errors import DataDirectoryError, StorageFailed, StorageFull, Unavailable
 from queen_actors.ports import Recovered, Recovery, SealedRun, StoreStatistics
 
 from .directory import DataDirectory
-from .fileops import FULL, FileOps
-from .journal import PAGE, JournalWriter
-from .recovery import JournalTail
+from .fileops import FileOps
+from .log import Log
+from .upkeep import Evict
 from .worker import Worker
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NOTE_SECONDS = 1.0  # how old the note of the last position may be: bounds what a lost end can hide
+RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 60.0  # between attempts at upkeep that failed
 
 
 class DurableStore:
@@ -38,141 +41,173 @@ class DurableStore:
         memory_limit_mb: int = 512,
         ops: FileOps | None = None,
     ) -> None:
+        """`roll_bytes`, `roll_seconds`: when a journal file is full, or old; `snapshot_bytes`: how much sealed log
+        calls for a snapshot; `memory_limit_mb`: what DuckDB may use, three quarters of it only while it builds."""
         self._path = directory
         self._roll_bytes = roll_bytes
         self._roll_seconds = roll_seconds
+        self._snapshot_bytes = snapshot_bytes
+        self._memory_mb = memory_limit_mb
         self._ops = ops or FileOps()
-        self._directory: DataDirectory | None = None
-        self._writer: JournalWriter | None = None
-        self._committer: Worker | None = None
         self._failure: str | None = "The store is not open."
-        self._groups = 0
-        self._noted_at = 0.0
-        self._rolled_bytes = 0
+        self._open: Log | None = None
+        self._evict: Evict | None = None
+        self._sealing = trio.Lock()
 
     async def open(self, recovery: Recovery) -> Recovered:
         """Take the directory, recover, and be ready for `commit`. Raises DataDirectoryError."""
-        assert self._committer is None, "open is called on an open store"
-        self._committer = worker = Worker("queen-actors-log")
+        if self._open is not None:
+            raise RuntimeError("open was called on an open store")
+        committer = Worker("queen-actors-log")
         try:
-            directory = await worker.run(lambda: DataDirectory.take(self._path, self._ops))
-            self._directory = directory
-            listing = await worker.run(directory.listing)
-            tail = JournalTail(directory, listing.journals, 0)
-            recovery.restore(())
-            recovery.recent_since()
-            chunks = tail.chunks()
-            while (chunk := await worker.run(lambda: next(chunks, None))) is not None:
-                for entry in chunk:
-                    recovery.entry(entry)
-            await worker.run(lambda: self._start(directory, tail))
-        except BaseException as error:
-            self._let_go()
-            if isinstance(error, OSError):
-                raise DataDirectoryError(f"The data directory {self._path} cannot be used: {error}.") from error
+            directory = await committer.run(lambda: DataDirectory.take(self._path, self._ops))
+        except BaseException:
+            committer.stop()
+            raise
+        self._open = opened = Log(directory, committer, self._memory_mb, self._snapshot_bytes)
+        try:
+            recovered = await opened.recover(recovery)
+        except (OSError, duckdb.Error) as error:
+            opened.let_go()
+            self._open = None
+            raise DataDirectoryError(f"The data directory {self._path} cannot be used: {error}.") from error
+        except BaseException:
+            opened.let_go()
+            self._open = None
             raise
         self._failure = None
-        return Recovered(tail.counters or Counters(), tail.position, tail.last_instant, tail.cut_bytes)
-
-    def _start(self, directory: DataDirectory, tail: JournalTail) -> None:
-        tail.finish()
-        self._writer = JournalWriter.create(self._ops, directory.journal_path(tail.position), tail.position)
-        directory.note_position(tail.position, tail.position, flush=True)
+        return recovered
 
     async def commit(self, entries: Sequence[Entry]) -> None:
         """Make the group durable; see `ports.Store`. It cannot be cancelled while it is under way."""
+        opened = self._opened()
         body, count = encode_entries(entries), len(entries)
-        await self._run(lambda: self._append(body, count))
+        await opened.committer.run(lambda: self._append(opened, body, count))
+        if opened.upkeep.rolled:
+            opened.due.set()
+        if opened.dirty_since is None:
+            opened.dirty_since = trio.current_time()
 
-    def _append(self, body: bytes, count: int) -> None:
-        writer = self._writer
-        if self._failure is not None or writer is None:
-            raise StorageFailed(self._failure or "The store is closed.")
+    def _append(self, opened: Log, body: bytes, count: int) -> None:
+        if self._failure is not None:
+            raise StorageFailed(self._failure)
         try:
-            if writer.end >= self._roll_bytes + PAGE:
-                writer = self._roll(writer)
-            writer.append(body, count)
+            if opened.writer.end >= self._roll_bytes:
+                opened.roll()
+            opened.writer.append(body, count)
         except StorageFailed as error:
             self._failure = error.detail
             raise
-        self._groups += 1
+        opened.groups += 1
         now = time.monotonic()
-        if now - self._noted_at >= NOTE_SECONDS and self._directory is not None:
-            self._directory.note_position(writer.position, writer.first, flush=False)
-            self._noted_at = now
-
-    def _roll(self, writer: JournalWriter) -> JournalWriter:
-        """Begin the next journal file; when the disk has no room for it the present one goes on."""
-        directory = self._directory
-        assert directory is not None
-        try:
-            fresh = JournalWriter.create(self._ops, directory.journal_path(writer.position), writer.position)
-        except OSError as error:
-            if error.errno in FULL:
-                return writer
-            raise StorageFailed(f"Beginning a new journal file failed: {error}.") from error
-        try:
-            directory.note_position(writer.position, writer.position, flush=True)
-            writer.finish()
-        except OSError as error:
-            fresh.close()
-            raise StorageFailed(f"Ending a journal file failed: {error}.") from error
-        self._rolled_bytes += writer.end
-        self._writer = fresh
-        return fresh
+        if now - opened.noted_at >= NOTE_SECONDS:
+            opened.directory.note_position(opened.writer.position, opened.writer.first, flush=False)
+            opened.noted_at = now
 
     async def read(self, pid: int, first: int, last: int, max_bytes: int) -> list[Record]:
-        await trio.lowlevel.checkpoint()
-        return []
+        """Sealed messages; see `ports.Store`."""
+        opened = self._opened()
+        return await self._read(opened, lambda: opened.reader.read(pid, first, last, max_bytes))
 
     async def first_offset_at(self, pid: int, ts: int) -> int | None:
-        await trio.lowlevel.checkpoint()
-        return None
+        """The first sealed offset of the partition at or after the instant, or None."""
+        opened = self._opened()
+        return await self._read(opened, lambda: opened.reader.first_offset_at(pid, ts))
+
+    async def _read(self, opened: Log, call: Callable[[], T]) -> T:
+        try:
+            return await opened.reading.run(call)
+        except (OSError, duckdb.Error) as error:
+            self._failure = f"Reading a segment of {self._path} failed: {error}."
+            raise StorageFailed(self._failure) from error
 
     async def maintain(self, evict: Callable[[Sequence[SealedRun]], None]) -> None:
-        await trio.sleep_forever()
+        """Seal, snapshot and drop files in the background, for ever. Raises StorageFailed."""
+        self._evict = evict
+        retry = RETRY_SECONDS
+        while True:
+            opened = self._opened()
+            opened.due = trio.Event()
+            wait = self._roll_seconds
+            try:
+                await self._maintain(opened)
+                retry = RETRY_SECONDS
+            except (OSError, duckdb.Error, StorageFull) as error:
+                _log.warning("upkeep of %s failed and is tried again in %.0f s: %s", self._path, retry, error)
+                wait = retry
+                retry = min(2 * retry, RETRY_SECONDS_MAX)
+                await trio.sleep(wait)
+                continue
+            if opened.dirty_since is not None:
+                wait = max(0.0, opened.dirty_since + self._roll_seconds - trio.current_time())
+            with trio.move_on_after(wait):
+                await opened.due.wait()
+
+    async def _maintain(self, opened: Log) -> None:
+        try:
+            async with self._sealing:
+                if opened.dirty_since is not None and trio.current_time() >= opened.dirty_since + self._roll_seconds:
+                    await self._roll(opened)
+                await opened.upkeep.seal(self._evict)
+                if opened.upkeep.snapshot_due():
+                    await opened.upkeep.take_snapshot()
+                await opened.upkeep.check_old()
+        except StorageFailed as error:
+            self._failure = error.detail
+            raise
 
     async def seal(self) -> None:
-        await trio.lowlevel.checkpoint()
+        """Roll the journal now and seal all of it. Raises Unavailable when that failed and will be tried again."""
+        opened = self._opened()
+        async with self._sealing:
+            await self._roll(opened)
+            try:
+                await opened.upkeep.seal(self._evict)
+            except StorageFailed as error:
+                self._failure = error.detail
+                raise
+            except (OSError, duckdb.Error) as error:
+                raise Unavailable(f"Sealing the journal of {self._path} failed: {error}. It is kept.") from error
+
+    async def _roll(self, opened: Log) -> None:
+        """Begin a new journal file if the present one holds anything."""
+
+        def roll() -> None:
+            if self._failure is not None:
+                raise StorageFailed(self._failure)
+            try:
+                opened.roll()
+            except StorageFailed as error:
+                self._failure = error.detail
+                raise
+
+        await opened.committer.run(roll)
 
     def statistics(self) -> StoreStatistics:
         """Figures since the store was opened."""
-        writer = self._writer
+        opened = self._opened()
+        upkeep = opened.upkeep
+        files = [*upkeep.behind, *upkeep.since]
         return StoreStatistics(
-            position=writer.position if writer else 0,
-            groups=self._groups,
-            journal_bytes=writer.end if writer else 0,
-            segments=0,
-            segment_bytes=0,
-            snapshots=0,
+            position=opened.writer.position,
+            groups=opened.groups,
+            journal_bytes=opened.writer.end + sum(rolled.bytes for rolled in upkeep.rolled),
+            segments=len(files),
+            segment_bytes=sum(upkeep.sizes[file.path] for file in files),
+            snapshots=1 if upkeep.snapshot else 0,
         )
 
     async def close(self) -> None:
         """Let go of the directory. What was committed stays; safe to call twice."""
+        opened, self._open = self._open, None
+        healthy, self._failure = self._failure is None, self._failure or "The store is closed."
         with trio.CancelScope(shield=True):
-            if self._committer is not None:
-                await self._committer.run(self._finish)
-        self._let_go()
-        await trio.lowlevel.checkpoint()
+            if opened is not None:
+                await opened.close(healthy)
+            else:
+                await trio.lowlevel.checkpoint()
 
-    def _finish(self) -> None:
-        if self._failure is None and self._directory is not None and self._writer is not None:
-            with contextlib.suppress(OSError):  # the log is durable without this note
-                self._directory.note_position(self._writer.position, self._writer.first, flush=True)
-
-    def _let_go(self) -> None:
-        self._failure = self._failure or "The store is closed."
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        if self._directory is not None:
-            self._directory.release()
-            self._directory = None
-        if self._committer is not None:
-            self._committer.stop()
-            self._committer = None
-
-    async def _run(self, call: Callable[[], T]) -> T:
-        if self._committer is None:
-            raise StorageFailed(self._failure or "The store is closed.")
-        return await self._committer.run(call)
+    def _opened(self) -> Log:
+        if self._failure is not None or self._open is None:
+            raise StorageFailed(self._failure or "The store is not open.")
+        return self._open

@@ -1,120 +1,236 @@
-"""What to read at an open, in which order, and whether all of it is there.
+"""What an open reads before the journals: which snapshot and segments there are, whether they fit, and their rows.
 
-The log is the newest snapshot, the segments behind it and the journals behind those, each beginning where the one
-before it ends. Whatever does not fit together is refused with the files kept.
+The log is the newest snapshot, the segments since, and the journals, each beginning where the one before it ends;
+beside them lie the segments from before the snapshot that still hold messages. What does not fit together, or whose
+bytes are not those that its name says, is refused with the files kept.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
+import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-import msgspec
+import duckdb
+from msgspec import Struct
 
-from queen_actors.domain.effects import Counters, Entry, decode_entries
+from queen_actors import limits
+from queen_actors.domain.effects import Effect
 from queen_actors.errors import DataDirectoryError
+from queen_actors.ports import Recent, SealedRun
 
-from . import journal
-from .directory import DataDirectory, JournalFile
-from .journal import JournalReader
+from . import duck, schema, segments
+from .directory import DataDirectory, Listing, SegmentFile, SnapshotFile, file_checksum
+from .reader import RunIndex, read_recent, read_runs
+from .segments import Meta, Pace
 
 _log = logging.getLogger(__name__)
 
-CHUNK_ENTRIES = 256  # entries handed over at a time: what Trio's thread does in about a millisecond
+CHUNK = 2_000  # rows handed over at a time
+VERIFY_BYTES = 512 * limits.MIB
+"""Of the segments from before the snapshot so much is checked at an open, newest first: half a second. The rest is
+checked in the background; a snapshot and the segments since are always checked."""
 
 
-class JournalTail:
-    """Reads the journals behind `position`, oldest first, and then knows where the log ends."""
+class Plan(Struct, frozen=True):
+    """What is sealed: the state is `snapshot` and `since`, the messages lie in `behind` and `since`."""
 
-    def __init__(self, directory: DataDirectory, files: Sequence[JournalFile], position: int) -> None:
-        self._directory = directory
-        self._files = files
-        self.position = position
-        self.counters: Counters | None = None
-        self.last_instant = 0
-        self.cut_bytes = 0
-        self.kept: list[tuple[JournalFile, int]] = []
-        """The files that hold entries, each with the position it ends at."""
-        self.superseded: list[JournalFile] = []
-        """Files whose entries all lie in segments already: left over from a crash, to be removed."""
+    snapshot: SnapshotFile | None
+    behind: list[SegmentFile]
+    since: list[SegmentFile]
+    unchecked: list[SegmentFile]
+    """Segments of `behind` whose bytes are still to be checked."""
+    sizes: dict[str, int]
+    """Bytes of each of those files, by path."""
 
-    def chunks(self) -> Iterator[list[Entry]]:
-        """The entries, in order, some at a time. A torn end of the newest file is cut. Raises DataDirectoryError."""
-        sealed = self.position
-        for number, file in enumerate(self._files):
-            if file.first < sealed:
-                self.superseded.append(file)
-                continue
-            if file.first != self.position:
-                raise DataDirectoryError(
-                    f"The log ends at position {self.position}, and {file.path} begins at {file.first}: a file between "
-                    "them is missing or was cut short. Every file is kept as it is. Restore the data directory from a "
-                    "backup."
-                )
-            yield from self._read(file, newest=number == len(self._files) - 1)
+    @property
+    def position(self) -> int:
+        """The last position that is sealed."""
+        if self.since:
+            return self.since[-1].last
+        return self.snapshot.last if self.snapshot else 0
 
-    def _read(self, file: JournalFile, *, newest: bool) -> Iterator[list[Entry]]:
-        reader = JournalReader(file.path)
-        if reader.first != file.first:
+    @property
+    def segments(self) -> list[SegmentFile]:
+        return [*self.behind, *self.since]
+
+
+def plan(directory: DataDirectory, listing: Listing) -> Plan:
+    """Choose and check the sealed files; leftovers of a merge are removed. Raises DataDirectoryError, OSError."""
+    snapshot = _newest_snapshot(listing)
+    start = snapshot.last if snapshot else 0
+    files = _without_leftovers(directory, listing.segments)
+    behind = [file for file in files if file.last <= start]
+    since = [file for file in files if file.last > start]
+    position = start
+    for file in since:
+        if file.first != position:
             raise DataDirectoryError(
-                f"{file.path} says of itself that it begins at position {reader.first}: it was renamed. Give it the "
-                "name back that it had."
+                f"The log goes on at position {position}, and {file.path} begins at {file.first}: a file between them "
+                "is missing. Every file is kept as it is. Restore the data directory from a backup."
             )
-        chunk: list[Entry] = []
-        for sequence, body in reader.frames():
-            try:
-                entries = decode_entries(body)
-            except msgspec.DecodeError as error:
-                raise DataDirectoryError(
-                    f"{file.path} holds a frame at position {sequence} that this version cannot read ({error}). Open "
-                    "the directory with the version that wrote it."
-                ) from error
-            if sequence - len(entries) != self.position:
-                raise DataDirectoryError(
-                    f"{file.path} goes on from position {self.position} to {sequence - len(entries)}: it is damaged. "
-                    "The file is kept as it is. Restore the data directory from a backup."
-                )
-            self.position = sequence
-            chunk += entries
-            if len(chunk) >= CHUNK_ENTRIES:
-                self._take(chunk)
-                yield chunk
-                chunk = []
-        if chunk:
-            self._take(chunk)
+        check(file)
+        position = file.last
+    paths = [file.path for file in files] + ([snapshot.path] if snapshot else [])
+    sizes = {path: os.path.getsize(path) for path in paths}
+    room = VERIFY_BYTES
+    unchecked: list[SegmentFile] = []
+    for file in reversed(behind):
+        room -= sizes[file.path]
+        if room >= 0:
+            check(file)
+        else:
+            unchecked.append(file)
+    return Plan(snapshot, behind, since, unchecked, sizes)
+
+
+def check(file: SegmentFile | SnapshotFile) -> None:
+    """Raise DataDirectoryError when the file's bytes are not those that were published."""
+    if file_checksum(file.path) != file.checksum:
+        raise DataDirectoryError(
+            f"{file.path} is damaged: its bytes do not have the checksum that its name says. The file is kept as it "
+            "is. Restore it, or the whole data directory, from a backup."
+        )
+
+
+def _newest_snapshot(listing: Listing) -> SnapshotFile | None:
+    """The newest snapshot whose bytes are right. Raises DataDirectoryError when there are some, and none is right."""
+    failure: DataDirectoryError | None = None
+    for snapshot in reversed(listing.snapshots):
+        try:
+            check(snapshot)
+        except DataDirectoryError as error:
+            _log.error("%s", error.detail)
+            failure = failure or error
+            continue
+        return snapshot
+    if failure is not None:
+        raise failure
+    return None
+
+
+def _without_leftovers(directory: DataDirectory, files: Sequence[SegmentFile]) -> list[SegmentFile]:
+    """The segments without those that lie inside a wider one: a merge published that, and then the process ended."""
+    kept: list[SegmentFile] = []
+    for file in sorted(files, key=lambda file: (file.first, -file.last)):
+        if not kept or file.first >= kept[-1].last:
+            kept.append(file)
+        elif file.last <= kept[-1].last:
+            check(kept[-1])
+            directory.ops.unlink(file.path)
+        else:
+            raise DataDirectoryError(
+                f"{kept[-1].path} and {file.path} overlap: one of them does not belong here. Every file is kept as it "
+                "is. Restore the data directory from a backup."
+            )
+    return kept
+
+
+class SealedLog:
+    """Reads the sealed part of the log, in one thread: the state, then where messages lie, then the recent ones."""
+
+    def __init__(self, found: Plan) -> None:
+        self._found = found
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._aliases: dict[str, str] = {}
+        self.index: list[RunIndex] = []
+        """Where the messages of each segment lie; whole when `runs` is exhausted."""
+
+    def start(self, memory_mb: int, spill: str) -> Meta:
+        """Attach what the state is read from, and check that no segment is missing.
+
+        The meta row of the newest file: the counters and the instant where the journals begin. Raises
+        DataDirectoryError, OSError, duckdb.Error.
+        """
+        newest = self._found.since[-1] if self._found.since else self._found.snapshot
+        if newest is None:
+            return segments.NO_META
+        self._connection = duck.connect(memory_mb, spill)
+        if self._found.snapshot is not None:
+            self._require_held(self._attach(self._found.snapshot.path), self._found.snapshot)
+        return segments.read_meta(self._connection, self._attach(newest.path))
+
+    def state(self) -> Iterator[list[Effect]]:
+        """Every effect but `Appended`, oldest first, some at a time."""
+        snapshot = self._found.snapshot
+        if snapshot is not None:
+            for table in schema.TABLES:
+                columns, alias = schema.names(table.columns), self._attach(snapshot.path)
+                cursor = self._connected.execute(f"SELECT {columns} FROM {alias}.{table.name}")
+                while rows := cursor.fetchmany(CHUNK):
+                    yield [table.put_effect(row) for row in rows]
+        for segment in self._found.since:
+            alias = self._attach(segment.path)
+            streams = [self._rows(alias, table) for table in schema.TABLES]
+            chunk: list[Effect] = []
+            for _, table, row in heapq.merge(*streams, key=lambda item: item[0]):
+                chunk.append(table.segment_effect(row))
+                if len(chunk) == CHUNK:
+                    yield chunk
+                    chunk = []
             yield chunk
-        if reader.torn:
-            if not newest:
+
+    def runs(self) -> Iterator[list[SealedRun]]:
+        """Where every sealed message lies, each partition's in offset order."""
+        pace = Pace(hurried=True)
+        for segment in self._found.segments:
+            index = RunIndex(segment)
+            self.index.append(index)
+            yield from read_runs(self._connected, self._attach(segment.path), index, pace)
+            self._detach_behind(segment)
+
+    def recent(self, since: int) -> Iterator[list[Recent]]:
+        """The sealed messages from this instant on, each partition's in offset order."""
+        for index in self.index:
+            if index.last_ts >= since:
+                yield from read_recent(self._connected, self._attach(index.segment.path), since)
+                self._detach_behind(index.segment)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    @property
+    def _connected(self) -> duckdb.DuckDBPyConnection:
+        assert self._connection is not None
+        return self._connection
+
+    def _attach(self, path: str) -> str:
+        alias = self._aliases.get(path)
+        if alias is None:
+            alias = f"open_{len(self._aliases)}"
+            try:
+                duck.attach(self._connected, path, alias)
+            except duckdb.Error as error:
                 raise DataDirectoryError(
-                    f"{file.path} ends in {reader.torn} bytes that are no whole frame, and a newer journal follows: it "
-                    "is damaged. The file is kept as it is. Restore the data directory from a backup."
+                    f"DuckDB {duckdb.__version__} cannot open {path}, whose bytes are as they were written: {error}. "
+                    "Open the directory with the version that wrote it, or a newer one."
+                ) from error
+            self._aliases[path] = alias
+        return alias
+
+    def _detach_behind(self, segment: SegmentFile) -> None:
+        """Old segments may be many: let go of each when it has been read."""
+        if segment in self._found.behind:
+            duck.detach(self._connected, self._aliases.pop(segment.path))
+
+    def _rows(self, alias: str, table: schema.Table) -> Iterator[tuple[int, schema.Table, tuple[Any, ...]]]:
+        cursor = self._connected.cursor()
+        cursor.execute(f"SELECT {schema.names(table.segment_columns)} FROM {alias}.{table.name} ORDER BY seq")
+        while rows := cursor.fetchmany(CHUNK):
+            for row in rows:
+                yield row[0], table, row
+        cursor.close()
+
+    def _require_held(self, alias: str, snapshot: SnapshotFile) -> None:
+        held = self._connected.execute(f"SELECT first, last FROM {alias}.segments WHERE live > 0 ORDER BY first")
+        for first, last in held.fetchall():
+            if not any(file.first <= first and last <= file.last for file in self._found.behind):
+                raise DataDirectoryError(
+                    f"The segment of positions {first} to {last} is missing, and {snapshot.path} says that it holds "
+                    "messages. Every file is kept as it is. Restore the data directory from a backup."
                 )
-            self._require_noted()
-            journal.cut(self._directory.ops, file.path, reader.end)
-            self.cut_bytes = reader.torn
-            _log.warning("cut %d bytes of an unfinished commit off the end of %s", reader.torn, file.path)
-        if reader.position > file.first:
-            self.kept.append((file, reader.position))
-
-    def finish(self) -> None:
-        """The log has been read: check that it reaches as far as it is known to. Raises DataDirectoryError."""
-        self._require_noted()
-        _, newest = self._directory.noted_position()
-        if newest and self.position <= newest and all(file.first != newest for file in self._files):
-            raise DataDirectoryError(
-                f"The newest journal, {self._directory.journal_path(newest)}, is missing. Restore the data directory "
-                "from a backup."
-            )
-
-    def _require_noted(self) -> None:
-        noted, _ = self._directory.noted_position()
-        if self.position < noted:
-            raise DataDirectoryError(
-                f"The log in {self._directory.path} ends at position {self.position}, but {noted} was committed: its "
-                "end is damaged or missing. Every file is kept as it is. Restore the data directory from a backup; or, "
-                "to go on without the missing entries, delete the file POSITION in it."
-            )
-
-    def _take(self, chunk: list[Entry]) -> None:
-        self.counters = chunk[-1].counters
-        self.last_instant = max(self.last_instant, chunk[-1].now)

@@ -1,0 +1,152 @@
+"""What a store has between `open` and `close`: the directory, the journal that is written, what is sealed, and the
+three threads that do the work: one commits, one reads sealed messages, one keeps the files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import trio
+
+from queen_actors import limits
+from queen_actors.domain.effects import Entry
+from queen_actors.errors import StorageFailed
+from queen_actors.ports import Recovered, Recovery
+
+from . import duck, recovery
+from .directory import DataDirectory, JournalFile
+from .fileops import FULL
+from .journal import PAGE, JournalWriter
+from .reader import Reader
+from .tail import JournalTail
+from .upkeep import Rolled, Upkeep
+from .worker import Worker
+
+T = TypeVar("T")
+
+
+class Log:
+    """The log of one data directory while it is open."""
+
+    def __init__(self, directory: DataDirectory, committer: Worker, memory_mb: int, snapshot_bytes: int) -> None:
+        self.directory = directory
+        self.committer = committer
+        self.reading = Worker("queen-actors-read")
+        self.reader = Reader(memory_mb // duck.SHARES, directory.spill)
+        self.memory_mb = memory_mb - memory_mb // duck.SHARES
+        self.upkeep = Upkeep(
+            directory,
+            self.reader,
+            self.reading,
+            memory_mb=self.memory_mb,
+            merge_bytes=limits.JOURNAL_ROLL_BYTES,
+            snapshot_bytes=snapshot_bytes,
+        )
+        self._writer: JournalWriter | None = None
+        self.due = trio.Event()
+        """Set when there is a rolled journal to seal."""
+        self.dirty_since: float | None = None
+        """Since when, on Trio's clock, the newest journal holds anything."""
+        self.groups = 0
+        self.noted_at = 0.0
+
+    @property
+    def writer(self) -> JournalWriter:
+        assert self._writer is not None
+        return self._writer
+
+    async def recover(self, sink: Recovery) -> Recovered:
+        """Pour everything into the recovery, and begin a new journal behind it. Raises DataDirectoryError, OSError,
+        duckdb.Error."""
+        worker = self.upkeep.worker
+        listing = await worker.run(self.directory.listing)
+        found = await worker.run(lambda: recovery.plan(self.directory, listing))
+        sealed = recovery.SealedLog(found)
+        spill = os.path.join(self.directory.spill, "build")
+        meta = await worker.run(lambda: sealed.start(self.memory_mb, spill))
+        try:
+            await _pour(worker, sealed.state(), sink.restore)
+            since = sink.recent_since()
+            await _pour(worker, sealed.runs(), sink.sealed)
+            await _pour(worker, sealed.recent(since), sink.recent)
+        finally:
+            await worker.run(sealed.close)
+        self.reader.index = sealed.index
+        self.upkeep.adopt(found)
+
+        def take(entries: Sequence[Entry]) -> None:
+            for entry in entries:
+                sink.entry(entry)
+
+        tail = JournalTail(self.directory, listing.journals, found.position)
+        await _pour(worker, tail.chunks(), take)
+        await worker.run(lambda: self._begin(tail))
+        instant = max(tail.last_instant, meta.instant)
+        return Recovered(tail.counters or meta.counters, tail.position, instant, tail.cut_bytes)
+
+    def _begin(self, tail: JournalTail) -> None:
+        tail.finish()
+        for file in tail.superseded:
+            self.directory.ops.unlink(file.path)
+        self._writer = JournalWriter.create(
+            self.directory.ops, self.directory.journal_path(tail.position), tail.position
+        )
+        self.directory.note_position(tail.position, tail.position, flush=True)
+        for file, last in tail.kept:
+            self.upkeep.rolled.append(Rolled(file, last, os.path.getsize(file.path)))
+        if self.upkeep.rolled:
+            self.due.set()
+
+    def roll(self) -> None:
+        """Begin the next journal file, if the present one holds anything; without room for it the present one goes
+        on. Raises StorageFailed."""
+        writer = self.writer
+        if writer.end == PAGE:
+            return
+        path = self.directory.journal_path(writer.position)
+        try:
+            fresh = JournalWriter.create(self.directory.ops, path, writer.position)
+        except OSError as error:
+            if error.errno in FULL:
+                return
+            raise StorageFailed(f"Beginning a new journal file failed: {error}.") from error
+        try:
+            self.directory.note_position(writer.position, writer.position, flush=True)
+            writer.finish()
+        except OSError as error:
+            fresh.close()
+            raise StorageFailed(f"Ending a journal file failed: {error}.") from error
+        self._writer = fresh
+        self.dirty_since = None
+        self.upkeep.rolled.append(Rolled(JournalFile(writer.first, writer.path), writer.position, writer.end))
+
+    async def close(self, healthy: bool) -> None:
+        """Let go of everything, writing down where the log ends if it is known."""
+
+        def note() -> None:
+            with contextlib.suppress(OSError):  # the log is durable without this note
+                self.directory.note_position(self.writer.position, self.writer.first, flush=True)
+
+        self.upkeep.stop()
+        if healthy:
+            await self.committer.run(note)
+        await self.reading.run(self.reader.close)
+        await self.upkeep.worker.run(lambda: None)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """End the threads and give back the directory."""
+        for worker in (self.committer, self.reading, self.upkeep.worker):
+            worker.stop()
+        if self._writer is not None:
+            self._writer.close()
+        self.directory.release()
+
+
+async def _pour(worker: Worker, chunks: Iterator[Sequence[T]], sink: Callable[[Sequence[T]], None]) -> None:
+    """Let the worker read chunk after chunk, and hand each over in Trio's own thread."""
+    while (chunk := await worker.run(lambda: next(chunks, None))) is not None:
+        sink(chunk)
+        await trio.lowlevel.checkpoint()

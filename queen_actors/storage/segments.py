@@ -1,0 +1,300 @@
+"""Segments: a rolled journal as one immutable DuckDB file of typed rows.
+
+The life of such a file, and of a snapshot's: it is built under a temporary name, checkpointed once, flushed, reopened
+read-only and checked, and only then given its name, which holds the CRC-32 of its bytes. It is never written again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import duckdb
+import msgspec
+
+from queen_actors.domain.effects import Appended, Counters, Entry, QueueDropped
+from queen_actors.errors import StorageFailed
+
+from . import duck, faultpoints, schema
+from .directory import DataDirectory, JournalFile, SegmentFile, file_checksum
+from .duck import name as quoted
+from .fileops import FileOps
+from .journal import JournalReader
+
+PIECE = 200  # rows appended at a time: about half a millisecond under the GIL
+FLUSH = 20_000  # rows that an appender may hold
+YIELD_SECONDS = 0.0002  # what a piece leaves to the threads that commit and serve
+
+_split: msgspec.msgpack.Decoder[list[msgspec.Raw]] = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_entry: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
+
+
+class Interrupted(Exception):
+    """The work was asked to end before it was done; nothing of it remains."""
+
+
+class Pace:
+    """How a builder shares the interpreter with the threads that serve: it gives way after each piece of work."""
+
+    def __init__(self, hurried: bool = False) -> None:
+        """`hurried`: the backlog grows, so do not wait between pieces."""
+        self._sleep = 0.0 if hurried else YIELD_SECONDS
+        self._stopped = False
+        self._connection: duckdb.DuckDBPyConnection | None = None
+
+    def give_way(self) -> None:
+        """Called between pieces. Raises Interrupted."""
+        if self._stopped:
+            raise Interrupted
+        time.sleep(self._sleep)
+
+    def working_on(self, connection: duckdb.DuckDBPyConnection | None) -> None:
+        """Statements run on this connection now."""
+        self._connection = connection
+
+    def stop(self) -> None:
+        """End the work as soon as may be; called from another thread."""
+        self._stopped = True
+        connection = self._connection
+        if connection is not None:
+            connection.interrupt()
+
+
+class Meta(NamedTuple):
+    """The row of `meta`; see `schema.META`."""
+
+    first: int
+    last: int
+    version: int
+    pid: int
+    qid: int
+    instant: int
+    journal_bytes: int
+    rows: str
+    checksum: str
+
+    @property
+    def counters(self) -> Counters:
+        return Counters(self.version, self.pid, self.qid)
+
+
+NO_META = Meta(0, 0, 0, 0, 0, 0, 0, "", "")
+
+
+def build(
+    directory: DataDirectory, journal: JournalFile, connection: duckdb.DuckDBPyConnection, pace: Pace
+) -> SegmentFile:
+    """Make the journal's segment, durable under its name. The journal is left as it is.
+
+    Raises StorageFailed when the journal or what was made of it is not right; OSError and duckdb.Error when the disk
+    or the memory does not allow it now; Interrupted.
+    """
+    if faultpoints.armed:
+        faultpoints.passage("segment.start")
+    connection.execute(f"CREATE OR REPLACE TABLE staging ({schema.definition(schema.MESSAGES)})")
+    reader = JournalReader(journal.path)
+    sorter = _Sorter(connection, pace)
+    sorter.take(reader)
+    if reader.torn:
+        raise StorageFailed(f"{journal.path} ends in bytes that are no frame, and did not when it was opened.")
+
+    def fill(alias: str) -> dict[str, int]:
+        columns = schema.names(schema.MESSAGES)
+        connection.execute(f'INSERT INTO {alias}.messages SELECT {columns} FROM staging ORDER BY pid, "offset"')
+        connection.execute("DROP TABLE staging")
+        fill_runs(connection, alias)
+        sorter.write_state(alias)
+        return {"messages": sorter.messages}
+
+    meta = Meta(journal.first, reader.position, *sorter.counters_and_instant(), reader.end, "", "")
+    temporary = os.path.join(directory.path, f"segment-{journal.first:020}.duckdb.tmp")
+    checksum = make_file(directory.ops, connection, temporary, "segment", meta, fill)
+    segment = directory.segment_file(journal.first, reader.position, checksum)
+    publish(directory, temporary, segment.path, "segment")
+    return segment
+
+
+class _Sorter:
+    """Takes a journal apart: messages into the table `staging`, of every other thing the last effect."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, pace: Pace) -> None:
+        self._connection = connection
+        self._pace = pace
+        self._state: dict[schema.Table, dict[Any, tuple[int, Any]]] = {table: {} for table in schema.TABLES}
+        self._dropped_queues: list[tuple[int, QueueDropped]] = []
+        self._last: Entry | None = None
+        self.messages = 0
+
+    def take(self, reader: JournalReader) -> None:
+        """Read the journal to its end."""
+        appender = self._connection.appender("staging")
+        rows: list[tuple[Any, ...]] = []
+        seq = 0
+        unflushed = 0
+        for _, body in reader.frames():
+            for raw in _split.decode(body):
+                entry = _entry.decode(raw)
+                self._last = entry
+                for effect in entry.effects:
+                    if isinstance(effect, Appended):
+                        pid = effect.pid
+                        rows.extend((pid, *msgspec.structs.astuple(record)) for record in effect.records)
+                    else:
+                        self._note(seq, effect)
+                        seq += 1
+                while rows:
+                    appender.append_rows(rows[:PIECE])
+                    self.messages += min(PIECE, len(rows))
+                    unflushed += PIECE
+                    del rows[:PIECE]
+                    self._pace.give_way()
+                if unflushed >= FLUSH:
+                    appender.flush()
+                    unflushed = 0
+            self._pace.give_way()
+        appender.flush()
+
+    def _note(self, seq: int, effect: Any) -> None:
+        if isinstance(effect, QueueDropped):
+            # Beside the put, not instead of it: the effects between the two name the queue.
+            self._dropped_queues.append((seq, effect))
+            return
+        table = schema.table_of(effect)
+        state = self._state[table]
+        key = table.key_of(effect)
+        seen = state.get(key)
+        state[key] = (seq if seen is None else seen[0], effect)
+
+    def write_state(self, alias: str) -> None:
+        """Append the rows of every kind of state; each thing stands where it was first touched."""
+        for table, state in self._state.items():
+            appender = self._connection.appender(f"{alias}.{table.name}")
+            things = list(state.values())
+            if table is schema.QUEUES:
+                things = sorted([*things, *self._dropped_queues], key=lambda thing: thing[0])
+            append(appender, (table.row(seq, effect) for seq, effect in things), self._pace)
+
+    def counters_and_instant(self) -> tuple[int, int, int, int]:
+        """Version, pid, qid and instant after the last entry."""
+        if self._last is None:
+            return 0, 0, 0, 0
+        counters = self._last.counters
+        return counters.version, counters.pid, counters.qid, self._last.now
+
+
+def append(appender: duckdb.Appender, rows: Iterator[tuple[Any, ...]], pace: Pace) -> None:
+    """Append rows in small pieces. On any error the appender must be thrown away: it may hold some of them."""
+    piece: list[tuple[Any, ...]] = []
+    unflushed = 0
+    for row in rows:
+        piece.append(row)
+        if len(piece) == PIECE:
+            appender.append_rows(piece)
+            unflushed += PIECE
+            piece.clear()
+            pace.give_way()
+            if unflushed >= FLUSH:
+                appender.flush()
+                unflushed = 0
+    appender.append_rows(piece)
+    appender.flush()
+
+
+def fill_runs(connection: duckdb.DuckDBPyConnection, alias: str) -> None:
+    """Write down where each partition's messages lie among the sorted ones; a gap in the offsets begins a new run."""
+    connection.execute(
+        f"""
+        INSERT INTO {alias}.runs
+        SELECT pid, min("offset"), max("offset"), min(rowid), min(ts), max(ts)
+        FROM {alias}.messages GROUP BY pid, "offset" - rowid ORDER BY min(rowid)
+        """
+    )
+
+
+def make_file(
+    ops: FileOps,
+    connection: duckdb.DuckDBPyConnection,
+    path: str,
+    kind: str,
+    meta: Meta,
+    fill: Callable[[str], Mapping[str, int]],
+) -> int:
+    """Build, checkpoint, flush and check a file under its temporary name; the CRC-32 of its bytes.
+
+    `fill` is given the name under which the file is attached, and gives back how many rows some tables must have.
+    After any exception the connection is good for nothing but to be closed.
+    """
+    tables = schema.SNAPSHOT_TABLES if kind == "snapshot" else schema.SEGMENT_TABLES
+    alias = f"{kind}_{meta.first}_{meta.last}_new"
+    for leftover in (path, path + ".wal"):
+        if os.path.exists(leftover):
+            ops.unlink(leftover)
+    duck.attach(connection, path, alias, writable=True)
+    for table, columns in tables.items():
+        connection.execute(f"CREATE TABLE {alias}.{table} ({schema.definition(columns)})")
+    connection.execute(f"CREATE TABLE {alias}.meta ({schema.definition(schema.META)})")
+    expected = fill(alias)
+    rows, checksum = _contents(connection, alias, tables)
+    for table, count in expected.items():
+        if rows[table] != count:
+            raise StorageFailed(f"{path} was given {count} rows of {table} and holds {rows[table]}.")
+    row = meta._replace(rows=msgspec.json.encode(rows).decode(), checksum=checksum)
+    connection.execute(f"INSERT INTO {alias}.meta VALUES ({', '.join('?' * len(row))})", list(row))
+    if faultpoints.armed:
+        faultpoints.passage(f"{kind}.filled")
+    connection.execute(f"CHECKPOINT {alias}")
+    duck.detach(connection, alias)
+    if faultpoints.armed:
+        faultpoints.passage(f"{kind}.checkpointed")
+    ops.sync_file(path)
+    if faultpoints.armed:
+        faultpoints.passage(f"{kind}.synced")
+    alias += "_check"
+    duck.attach(connection, path, alias)
+    if (rows, checksum) != _contents(connection, alias, tables) or read_meta(connection, alias) != row:
+        raise StorageFailed(f"{path} does not hold what was written to it.")
+    duck.detach(connection, alias)
+    return file_checksum(path)
+
+
+def publish(directory: DataDirectory, temporary: str, path: str, kind: str) -> None:
+    """Give a finished file its name, durably."""
+    directory.ops.rename(temporary, path)
+    if faultpoints.armed:
+        faultpoints.passage(f"{kind}.renamed")
+    directory.ops.sync_directory(directory.path)
+    if faultpoints.armed:
+        faultpoints.passage(f"{kind}.published")
+
+
+def read_meta(connection: duckdb.DuckDBPyConnection, alias: str) -> Meta:
+    """The meta row of an attached file. Raises StorageFailed."""
+    columns = schema.names(schema.META)
+    rows = connection.execute(f"SELECT {columns} FROM {quoted(alias)}.meta").fetchall()
+    if len(rows) != 1:
+        raise StorageFailed(f"A file of the log has {len(rows)} meta rows.")
+    return Meta(*rows[0])
+
+
+def _contents(
+    connection: duckdb.DuckDBPyConnection, alias: str, tables: Mapping[str, Sequence[schema.Column]]
+) -> tuple[dict[str, int], str]:
+    """How many rows each table has, and one sum over the hashes of all."""
+    counts: dict[str, int] = {}
+    total = 0
+    for table, columns in tables.items():
+        count, checksum = one(
+            connection, f"SELECT count(*), sum(hash({schema.names(columns)})::HUGEINT) FROM {alias}.{table}"
+        )
+        counts[table] = count
+        total += int(checksum or 0)
+    return counts, str(total)
+
+
+def one(connection: duckdb.DuckDBPyConnection, sql: str) -> tuple[Any, ...]:
+    """The only row of a query."""
+    row = connection.execute(sql).fetchone()
+    assert row is not None
+    return tuple(row)

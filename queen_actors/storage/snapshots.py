@@ -1,0 +1,153 @@
+"""Snapshots: the state of everything but the messages, as of one position, made by SQL from what is sealed.
+
+A snapshot's row is the last effect of its thing among the segments since the snapshot before, or else that
+snapshot's own row. What was dropped falls away, and with a queue what belonged to it: its partitions and groups,
+their cursors and traces, and its dead letters.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import duckdb
+
+from queen_actors import limits
+from queen_actors.domain.effects import Counters
+
+from . import duck, faultpoints, schema, segments
+from .directory import DataDirectory, SegmentFile, SnapshotFile
+from .segments import Meta, Pace
+
+TRACE_MICROS = limits.TRACE_SECONDS * 1_000_000
+
+_WITH_QUEUE = "ANTI JOIN memory.gone_queues USING (qid)"
+_WITH_PARTITION = "ANTI JOIN memory.gone_partitions USING (pid)"
+_FALLS_WITH = {
+    schema.GROUPS: _WITH_QUEUE,
+    schema.PARTITIONS: _WITH_QUEUE,
+    schema.DEAD_LETTERS: _WITH_QUEUE,
+    schema.CURSORS: _WITH_PARTITION,
+    schema.TRACES: _WITH_PARTITION,
+}
+
+
+def build(
+    directory: DataDirectory,
+    previous: SnapshotFile | None,
+    since: Sequence[SegmentFile],
+    behind: Sequence[SegmentFile],
+    connection: duckdb.DuckDBPyConnection,
+    pace: Pace,
+) -> SnapshotFile:
+    """Make the snapshot as of the last of the segments `since`, durable under its name.
+
+    `behind` are the segments from before `previous` that are still there. Raises as `segments.build` does.
+    """
+    if faultpoints.armed:
+        faultpoints.passage("snapshot.start")
+    source = Source.attach(connection, previous, since)
+    last = since[-1].last
+    newest = segments.read_meta(connection, source.segments[-1])
+    journal_bytes = sum(segments.read_meta(connection, alias).journal_bytes for alias in source.segments)
+    pace.give_way()
+
+    def fill(alias: str) -> dict[str, int]:
+        source.prepare(connection)
+        for table in schema.TABLES:
+            query = source.current(table, newest.instant)
+            connection.execute(f"INSERT INTO {alias}.{table.name} {query}")
+            pace.give_way()
+        held = [(*segment[:2], _live(connection, alias, segment)) for segment in (*behind, *since)]
+        appender = connection.appender(f"{alias}.segments")
+        appender.append_rows(held)
+        appender.flush()
+        return {"segments": len(held)}
+
+    meta = Meta(0, last, *_counters(newest.counters), newest.instant, journal_bytes, "", "")
+    temporary = os.path.join(directory.path, f"snapshot-{last:020}.duckdb.tmp")
+    checksum = segments.make_file(directory.ops, connection, temporary, "snapshot", meta, fill)
+    snapshot = directory.snapshot_file(last, checksum)
+    segments.publish(directory, temporary, snapshot.path, "snapshot")
+    return snapshot
+
+
+def _counters(counters: Counters) -> tuple[int, int, int]:
+    return counters.version, counters.pid, counters.qid
+
+
+def _live(connection: duckdb.DuckDBPyConnection, snapshot: str, segment: SegmentFile) -> int:
+    """How many of the segment's messages are at or above the log_start of a partition that the snapshot still has."""
+    alias = f"live_{segment.first}"
+    duck.attach(connection, segment.path, alias)
+    (live,) = segments.one(
+        connection,
+        f"""
+        SELECT coalesce(sum(runs.last - greatest(runs.first, partitions.log_start) + 1), 0)::BIGINT
+        FROM {alias}.runs JOIN {snapshot}.partitions USING (pid) WHERE runs.last >= partitions.log_start
+        """,
+    )
+    duck.detach(connection, alias)
+    return int(live)
+
+
+class Source:
+    """A snapshot and the segments behind it, attached: what the state is made of, by SQL."""
+
+    def __init__(self, snapshot: str | None, segments: Sequence[str]) -> None:
+        self.snapshot = snapshot
+        self.segments = segments
+
+    @classmethod
+    def attach(
+        cls, connection: duckdb.DuckDBPyConnection, snapshot: SnapshotFile | None, since: Sequence[SegmentFile]
+    ) -> Source:
+        """Attach the files, read-only. Raises duckdb.Error."""
+        if snapshot is not None:
+            duck.attach(connection, snapshot.path, "base")
+        for segment in since:
+            duck.attach(connection, segment.path, f"since_{segment.first}")
+        return cls("base" if snapshot is not None else None, [f"since_{segment.first}" for segment in since])
+
+    def prepare(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Make the in-memory tables of the queues and partitions that are gone, which `current` looks into."""
+        dropped = " UNION ".join(
+            ["SELECT NULL::BIGINT AS qid WHERE false"]
+            + [f"SELECT qid FROM {alias}.queues WHERE dropped" for alias in self.segments]
+        )
+        connection.execute(f"CREATE OR REPLACE TABLE memory.gone_queues AS {dropped}")
+        known = [*self.segments, *([self.snapshot] if self.snapshot else [])]
+        pids = " UNION ".join(
+            ["SELECT NULL::BIGINT AS pid WHERE false"]
+            + [f"SELECT pid FROM {alias}.partitions SEMI JOIN memory.gone_queues USING (qid)" for alias in known]
+        )
+        connection.execute(f"CREATE OR REPLACE TABLE memory.gone_partitions AS {pids}")
+
+    def current(self, table: schema.Table, instant: int) -> str:
+        """The query for what is there of one kind, with the columns of its put effect."""
+        columns = schema.names(table.columns)
+        key = ", ".join(duck.name(part) for part in table.key)
+        nothing = ", ".join(f"NULL::{column.type} AS {duck.name(column.name)}" for column in table.columns)
+        effects = " UNION ALL ".join(
+            [f"SELECT {nothing}, true AS dropped, 0 AS source WHERE false"]
+            + [
+                f"SELECT {columns}, dropped, {number} AS source FROM {alias}.{table.name}"
+                for number, alias in enumerate(self.segments, 1)
+            ]
+        )
+        query = f"""
+            SELECT {columns} FROM (
+                SELECT *, row_number() OVER (PARTITION BY {key} ORDER BY source DESC, dropped DESC) AS place
+                FROM ({effects})
+            ) WHERE place = 1 AND NOT dropped
+        """
+        if self.snapshot is not None:
+            query += f"""
+                UNION ALL
+                SELECT {columns} FROM {self.snapshot}.{table.name}
+                ANTI JOIN (SELECT {key} FROM ({effects})) USING ({key})
+            """
+        query = f"SELECT {columns} FROM ({query}) {_FALLS_WITH.get(table, '')}"
+        if table is schema.TRACES:
+            query += f" WHERE created_at >= {instant - TRACE_MICROS}"
+        return query

@@ -1,0 +1,116 @@
+"""The log's tail at an open: the journals, each of which must begin where what is before it ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from queen_actors.domain.effects import Counters, Entry, decode_entries
+from queen_actors.errors import DataDirectoryError
+
+from . import journal
+from .directory import DataDirectory, JournalFile
+from .journal import JournalReader
+
+_log = logging.getLogger(__name__)
+
+CHUNK_ENTRIES = 256  # entries handed over at a time: what Trio's thread does in about a millisecond
+
+
+class JournalTail:
+    """Reads the journals behind `position`, oldest first, and then knows where the log ends."""
+
+    def __init__(self, directory: DataDirectory, files: Sequence[JournalFile], position: int) -> None:
+        self._directory = directory
+        self._files = files
+        self.position = position
+        self.counters: Counters | None = None
+        self.last_instant = 0
+        self.cut_bytes = 0
+        self.kept: list[tuple[JournalFile, int]] = []
+        """The files that hold entries, each with the position it ends at."""
+        self.superseded: list[JournalFile] = []
+        """Files whose entries all lie in segments already: left over from a crash, to be removed."""
+
+    def chunks(self) -> Iterator[list[Entry]]:
+        """The entries, in order, some at a time. A torn end of the newest file is cut. Raises DataDirectoryError."""
+        sealed = self.position
+        for number, file in enumerate(self._files):
+            if file.first < sealed:
+                self.superseded.append(file)
+                continue
+            if file.first != self.position:
+                raise DataDirectoryError(
+                    f"The log ends at position {self.position}, and {file.path} begins at {file.first}: a file between "
+                    "them is missing or was cut short. Every file is kept as it is. Restore the data directory from a "
+                    "backup."
+                )
+            yield from self._read(file, newest=number == len(self._files) - 1)
+
+    def _read(self, file: JournalFile, *, newest: bool) -> Iterator[list[Entry]]:
+        reader = JournalReader(file.path)
+        if reader.first != file.first:
+            raise DataDirectoryError(
+                f"{file.path} says of itself that it begins at position {reader.first}: it was renamed. Give it the "
+                "name back that it had."
+            )
+        chunk: list[Entry] = []
+        for sequence, body in reader.frames():
+            try:
+                entries = decode_entries(body)
+            except msgspec.DecodeError as error:
+                raise DataDirectoryError(
+                    f"{file.path} holds a frame at position {sequence} that this version cannot read ({error}). Open "
+                    "the directory with the version that wrote it."
+                ) from error
+            if sequence - len(entries) != self.position:
+                raise DataDirectoryError(
+                    f"{file.path} goes on from position {self.position} to {sequence - len(entries)}: it is damaged. "
+                    "The file is kept as it is. Restore the data directory from a backup."
+                )
+            self.position = sequence
+            chunk += entries
+            if len(chunk) >= CHUNK_ENTRIES:
+                self._take(chunk)
+                yield chunk
+                chunk = []
+        if chunk:
+            self._take(chunk)
+            yield chunk
+        if reader.torn:
+            if not newest:
+                raise DataDirectoryError(
+                    f"{file.path} ends in {reader.torn} bytes that are no whole frame, and a newer journal follows: it "
+                    "is damaged. The file is kept as it is. Restore the data directory from a backup."
+                )
+            self._require_noted()
+            journal.cut(self._directory.ops, file.path, reader.end)
+            self.cut_bytes = reader.torn
+            _log.warning("cut %d bytes of an unfinished commit off the end of %s", reader.torn, file.path)
+        if reader.position > file.first:
+            self.kept.append((file, reader.position))
+
+    def finish(self) -> None:
+        """The log has been read: check that it reaches as far as it is known to. Raises DataDirectoryError."""
+        self._require_noted()
+        _, newest = self._directory.noted_position()
+        if newest and self.position <= newest and all(file.first != newest for file in self._files):
+            raise DataDirectoryError(
+                f"The newest journal, {self._directory.journal_path(newest)}, is missing. Restore the data directory "
+                "from a backup."
+            )
+
+    def _require_noted(self) -> None:
+        noted, _ = self._directory.noted_position()
+        if self.position < noted:
+            raise DataDirectoryError(
+                f"The log in {self._directory.path} ends at position {self.position}, but {noted} was committed: its "
+                "end is damaged or missing. Every file is kept as it is. Restore the data directory from a backup; or, "
+                "to go on without the missing entries, delete the file POSITION in it."
+            )
+
+    def _take(self, chunk: list[Entry]) -> None:
+        self.counters = chunk[-1].counters
+        self.last_instant = max(self.last_instant, chunk[-1].now)
