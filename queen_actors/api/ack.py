@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..wire.ack import parse_acks, parse_extend, render_acks, render_extend
+from queen_actors.wire.ack import parse_acks, parse_extend, render_acks, render_extend
+
 from .access import Access
 from .call import Call, Route
 from .messages import Reply, json_reply

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING
 
 import trio
 
-from .. import limits
-from ..config import Settings
-from ..errors import InternalError, QueenError, Unavailable
+from queen_actors import limits
+from queen_actors.broker import Broker
+from queen_actors.config import Settings
+from queen_actors.errors import InternalError, QueenError, Unavailable
+
 from .access import Authorize, open_to_all
 from .call import Call, Route
 from .errors import MethodNotAllowed, error_reply, no_such_route
 from .messages import NO_CONTENT, Reply, Request
 from .routes import Router
-
-if TYPE_CHECKING:
-    from ..broker import Broker
 
 log = logging.getLogger(__name__)
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from ..config import Settings
-from ..errors import BadRequest
-from ..values import SECOND
-from ..wire.frames import parse_query
+from queen_actors.broker import Broker
+from queen_actors.config import Settings
+from queen_actors.errors import BadRequest
+from queen_actors.values import SECOND
+from queen_actors.wire.frames import parse_query
+
 from .access import Access, Caller
 from .messages import Reply, Request
-
-if TYPE_CHECKING:
-    from ..broker import Broker
 
 BINARY = "application/x-queen-push"
 """The opt-in binary body of push and transaction, which we decline (6.5, 5.12)."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ..errors import NotFound, Overloaded, QueenError
-from ..wire.frames import Unsuccessful, encode
+from queen_actors.errors import NotFound, Overloaded, QueenError
+from queen_actors.wire.frames import Unsuccessful, encode
+
 from .messages import JSON, Reply, value_reply
 
 _FAMILIES = {"kv": "kv", "locks": "kv", "timers": "timers"}  # a lock that cannot be served says so as KV does (3.3)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..wire.frames import query_bool
-from ..wire.groups import (
+from queen_actors.wire.frames import query_bool
+from queen_actors.wire.groups import (
     parse_seek,
     parse_subscription,
     render_group_deleted,
@@ -11,6 +11,7 @@ from ..wire.groups import (
     render_sought,
     render_subscription,
 )
+
 from .access import Access
 from .call import Call, Route
 from .messages import Reply, json_reply

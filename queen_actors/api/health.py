@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .. import __version__
+from queen_actors import __version__
+
 from .access import Access
 from .call import Call, Route
 from .messages import Reply, value_reply

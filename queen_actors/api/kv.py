@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ..wire.kv import parse_kv, parse_kv_path
-from ..wire.kv_results import render_kv, render_kv_single
+from queen_actors.wire.kv import parse_kv, parse_kv_path
+from queen_actors.wire.kv_results import render_kv, render_kv_single
+
 from .access import Access
 from .call import Call, Route
 from .messages import JSON, Reply, json_reply

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..wire.locks import parse_locks, render_locks
+from queen_actors.wire.locks import parse_locks, render_locks
+
 from .access import Access
 from .call import Call, Route
 from .messages import Reply, json_reply

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 
-from ..wire.frames import encode
+from queen_actors.wire.frames import encode
 
-NO_HEADERS: Mapping[str, str] = {}
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 JSON: Mapping[str, str] = {"content-type": "application/json"}
 
 
@@ -19,7 +20,7 @@ class Request(Struct, frozen=True):
     method: str
     raw_path: bytes
     query: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = NO_HEADERS
     body: bytes = b""
 
 

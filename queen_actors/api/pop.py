@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..wire.pop import parse_pop, render_pop
+from queen_actors.wire.pop import parse_pop, render_pop
+
 from .access import Access
 from .call import Call, Route
 from .messages import NO_CONTENT, Reply, json_reply

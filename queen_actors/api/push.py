@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..wire.push import parse_push, render_push
+from queen_actors.wire.push import parse_push, render_push
+
 from .access import Access
 from .call import Call, Route
 from .messages import Reply, json_reply

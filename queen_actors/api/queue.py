@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..errors import NotFound
-from ..wire.frames import parse_pid
-from ..wire.queue import (
+from queen_actors.errors import NotFound
+from queen_actors.wire.frames import parse_pid
+from queen_actors.wire.queue import (
     parse_configure,
     parse_letters,
     parse_trace,
@@ -14,6 +14,7 @@ from ..wire.queue import (
     render_message,
     render_queue,
 )
+
 from .access import Access
 from .call import Call, Route
 from .messages import Reply, json_reply, value_reply

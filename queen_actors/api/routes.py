@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ..wire.frames import unescape
+from queen_actors.wire.frames import unescape
+
 from . import ack, groups, health, kv, locks, pop, push, queue, timers, transaction
 from .call import Route
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..domain.timers import Cancel
-from ..wire.frames import encode
-from ..wire.timers import (
+from queen_actors.domain.timers import Cancel
+from queen_actors.wire.frames import encode
+from queen_actors.wire.timers import (
     check_timer,
     parse_count,
     parse_list,
@@ -14,6 +14,7 @@ from ..wire.timers import (
     render_timer,
     render_timers,
 )
+
 from .access import Access
 from .call import Call, Route
 from .messages import Reply, json_reply

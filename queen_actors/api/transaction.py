@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from ..domain.transaction import Committed
-from ..errors import QueenError
-from ..wire.transaction import (
+from queen_actors.domain.transaction import Committed
+from queen_actors.errors import QueenError
+from queen_actors.wire.transaction import (
     parse_transaction,
     refusal_reason,
     render_committed,
     render_refusal,
     render_rolled_back,
 )
+
 from .access import Access
 from .call import Call, Route
 from .messages import Reply, json_reply

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from .. import limits
-from ..domain.cursor import Ack, AckOutcome, LeaseExtended
-from ..errors import BadRequest, TooLarge
-from ..values import QUEUE_MODE
+from queen_actors import limits
+from queen_actors.domain.cursor import Ack, AckOutcome, LeaseExtended
+from queen_actors.errors import BadRequest, TooLarge
+from queen_actors.values import QUEUE_MODE
+
 from .frames import Malformed, check_name, check_utf8, decode, encode, is_int, parse_object, parse_pid, zulu_time
 
 _STATUS = {

@@ -14,9 +14,9 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 import msgspec
 from msgspec import Raw, Struct
 
-from .. import limits
-from ..errors import BadRequest, TooLarge
-from ..values import MAX_INSTANT, iso_offset, iso_zulu
+from queen_actors import limits
+from queen_actors.errors import BadRequest, TooLarge
+from queen_actors.values import MAX_INSTANT, iso_offset, iso_zulu
 
 T = TypeVar("T")
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..domain.queue import GroupDeleted
-from ..errors import BadRequest
-from ..values import parse_instant
+from queen_actors.domain.queue import GroupDeleted
+from queen_actors.errors import BadRequest
+from queen_actors.values import parse_instant
+
 from .frames import Unsuccessful, encode, parse_object, zulu_time
 
 

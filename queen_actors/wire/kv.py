@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, field
 
-from .. import limits
-from ..domain.kv import Check, Delete, Get, GetMany, GetPrefix, Incr, KvOp, Put
-from ..errors import TooLarge
-from ..values import SECOND
+from queen_actors import limits
+from queen_actors.domain.kv import Check, Delete, Get, GetMany, GetPrefix, Incr, KvOp, Put
+from queen_actors.errors import TooLarge
+from queen_actors.values import SECOND
+
 from .frames import (
     Malformed,
     as_text,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from .. import limits
-from ..domain.kv import GetManyResult, GetPrefixResult, GetResult, KeyRow, KvResult, Precondition
+from queen_actors import limits
+from queen_actors.domain.kv import GetManyResult, GetPrefixResult, GetResult, KeyRow, KvResult, Precondition
+
 from .frames import encode, offset_time
 
 

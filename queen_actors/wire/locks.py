@@ -7,9 +7,10 @@ from typing import Any
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from .. import limits
-from ..domain.locks import Acquire, GetLock, Holder, LockOp, LockResult, Release, Renew
-from ..values import LOCKS_NAMESPACE, SECOND
+from queen_actors import limits
+from queen_actors.domain.locks import Acquire, GetLock, Holder, LockOp, LockResult, Release, Renew
+from queen_actors.values import LOCKS_NAMESPACE, SECOND
+
 from .frames import CONTROL, as_text, encode, is_int, offset_time, op_fields, parse_operations, refusal
 
 _TENANT = ("tenant", "tenantId", "_tenant")

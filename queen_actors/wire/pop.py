@@ -7,10 +7,11 @@ from typing import ClassVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from .. import limits
-from ..domain.cursor import Claim, PopReply, PopRequest
-from ..errors import BadRequest
-from ..values import MILLISECOND, QUEUE_MODE, SECOND, parse_instant
+from queen_actors import limits
+from queen_actors.domain.cursor import Claim, PopReply, PopRequest
+from queen_actors.errors import BadRequest
+from queen_actors.values import MILLISECOND, QUEUE_MODE, SECOND, parse_instant
+
 from .frames import Unsuccessful, check_name, check_names, encode, query_bool, query_int, zulu_time
 
 _LEASE_SECONDS_MAX = 10**9  # an instant that is still a date

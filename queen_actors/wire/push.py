@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from .. import limits
-from ..domain.partition import PushItem, PushOutcome
-from ..errors import BadRequest, TooLarge
-from ..values import DEFAULT_PARTITION
+from queen_actors import limits
+from queen_actors.domain.partition import PushItem, PushOutcome
+from queen_actors.errors import BadRequest, TooLarge
+from queen_actors.values import DEFAULT_PARTITION
+
 from .frames import Malformed, check_names, check_txn, check_utf8, decode, encode, is_uuid
 
 

@@ -9,11 +9,19 @@ from typing import Any, cast
 import msgspec
 from msgspec import Raw, Struct
 
-from .. import limits
-from ..domain.effects import QueueOptions
-from ..domain.queue import CONFIGURE_DEFAULTS, Configure, DeadLetterView, MessageView, PartitionView, QueueView
-from ..errors import BadRequest
-from ..values import QUEUE_MODE, parse_instant
+from queen_actors import limits
+from queen_actors.domain.effects import QueueOptions
+from queen_actors.domain.queue import (
+    CONFIGURE_DEFAULTS,
+    Configure,
+    DeadLetterView,
+    MessageView,
+    PartitionView,
+    QueueView,
+)
+from queen_actors.errors import BadRequest
+from queen_actors.values import QUEUE_MODE, parse_instant
+
 from .frames import (
     Malformed,
     check_name,

@@ -15,11 +15,12 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from .. import limits
-from ..domain.cursor import Claim
-from ..domain.subscription import Terms
-from ..errors import BadRequest
-from ..values import QUEUE_MODE, parse_instant
+from queen_actors import limits
+from queen_actors.domain.cursor import Claim
+from queen_actors.domain.subscription import Terms
+from queen_actors.errors import BadRequest
+from queen_actors.values import QUEUE_MODE, parse_instant
+
 from .frames import Malformed, check_name, check_names, encode, raw_object
 from .pop import Message, messages_of
 

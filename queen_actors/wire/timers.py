@@ -12,11 +12,12 @@ from typing import Any
 import zstandard
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from .. import limits
-from ..domain.effects import TimerPut
-from ..domain.timers import Cancel, Schedule, TimerOp, TimerPage, TimerResult
-from ..errors import Forbidden, TooLarge
-from ..values import DEFAULT_PARTITION, MILLISECOND, SECOND
+from queen_actors import limits
+from queen_actors.domain.effects import TimerPut
+from queen_actors.domain.timers import Cancel, Schedule, TimerOp, TimerPage, TimerResult
+from queen_actors.errors import Forbidden, TooLarge
+from queen_actors.values import DEFAULT_PARTITION, MILLISECOND, SECOND
+
 from .frames import (
     as_text,
     check_budget,

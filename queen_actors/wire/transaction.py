@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from .. import limits
-from ..domain.cursor import Ack
-from ..domain.partition import PushItem
-from ..domain.transaction import Committed, PositionCommit, RolledBack, StepResult, Transaction
-from ..errors import BadRequest, QueenError, TooLarge
-from ..values import DEFAULT_PARTITION, QUEUE_MODE
+from queen_actors import limits
+from queen_actors.domain.cursor import Ack
+from queen_actors.domain.partition import PushItem
+from queen_actors.domain.transaction import Committed, PositionCommit, RolledBack, StepResult, Transaction
+from queen_actors.errors import BadRequest, QueenError, TooLarge
+from queen_actors.values import DEFAULT_PARTITION, QUEUE_MODE
+
 from .ack import ack_status
 from .frames import TXN_TOO_LONG, Malformed, check_name, check_names, check_utf8, decode, encode, is_int, parse_pid
 from .kv import parse_kv_ops
