@@ -86,8 +86,9 @@ def merge(
         segments.fill_runs(connection, alias)
         return {"messages": count}
 
+    expected_bytes = sum(os.path.getsize(file.path) for file in group)
     temporary = os.path.join(directory.path, f"merge-{meta.first:020}.duckdb.tmp")
-    checksum = segments.make_file(directory.ops, connection, temporary, "merge", meta, fill)
+    checksum = segments.make_file(directory.ops, connection, temporary, "merge", meta, expected_bytes, fill)
     if meta.last != group[-1].last:
         raise StorageFailed(f"{group[-1].path} says of itself that it ends at position {meta.last}.")
     merged = directory.segment_file(meta.first, meta.last, checksum)

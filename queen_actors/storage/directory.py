@@ -117,6 +117,7 @@ class DataDirectory:
     def release(self) -> None:
         """Let another process take the directory; safe to call twice."""
         if self._lock >= 0:
+            shutil.rmtree(self.spill, ignore_errors=True)
             self.ops.close(self._position_file)
             self.ops.close(self._lock)
             self._lock = -1

@@ -11,6 +11,8 @@ import os
 
 import duckdb
 
+from queen_actors import limits
+
 SHARES = 4
 """An instance for reading has one of so many parts of the memory limit, the one that builds files has the rest."""
 
@@ -43,10 +45,20 @@ def name(identifier: str) -> str:
     return '"' + identifier.replace('"', '""') + '"'
 
 
-def attach(connection: duckdb.DuckDBPyConnection, path: str, alias: str, *, writable: bool = False) -> None:
-    """Attach a file under the name. Raises duckdb.Error."""
-    options = "" if writable else " (READ_ONLY)"
+SMALL_BYTES = 4 * limits.MIB
+SMALL_BLOCK = 16_384
+"""A file of the least has six blocks or more; of DuckDB's usual 256 KiB each they would take 1.6 MB for one message."""
+
+
+def create(connection: duckdb.DuckDBPyConnection, path: str, alias: str, expected_bytes: int) -> None:
+    """Make a new file of about this size, attached under the name. Raises duckdb.Error."""
+    options = f" (BLOCK_SIZE {SMALL_BLOCK})" if expected_bytes < SMALL_BYTES else ""
     connection.execute(f"ATTACH {literal(path)} AS {name(alias)}{options}")
+
+
+def attach(connection: duckdb.DuckDBPyConnection, path: str, alias: str) -> None:
+    """Attach a finished file, read-only, under the name. Raises duckdb.Error."""
+    connection.execute(f"ATTACH {literal(path)} AS {name(alias)} (READ_ONLY)")
 
 
 def detach(connection: duckdb.DuckDBPyConnection, alias: str) -> None:

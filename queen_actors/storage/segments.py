@@ -110,7 +110,7 @@ def build(
 
     meta = Meta(journal.first, reader.position, *sorter.counters_and_instant(), reader.end, "", "")
     temporary = os.path.join(directory.path, f"segment-{journal.first:020}.duckdb.tmp")
-    checksum = make_file(directory.ops, connection, temporary, "segment", meta, fill)
+    checksum = make_file(directory.ops, connection, temporary, "segment", meta, reader.end, fill)
     segment = directory.segment_file(journal.first, reader.position, checksum)
     publish(directory, temporary, segment.path, "segment")
     return segment
@@ -219,6 +219,7 @@ def make_file(
     path: str,
     kind: str,
     meta: Meta,
+    expected_bytes: int,
     fill: Callable[[str], Mapping[str, int]],
 ) -> int:
     """Build, checkpoint, flush and check a file under its temporary name; the CRC-32 of its bytes.
@@ -231,7 +232,7 @@ def make_file(
     for leftover in (path, path + ".wal"):
         if os.path.exists(leftover):
             ops.unlink(leftover)
-    duck.attach(connection, path, alias, writable=True)
+    duck.create(connection, path, alias, expected_bytes)
     for table, columns in tables.items():
         connection.execute(f"CREATE TABLE {alias}.{table} ({schema.definition(columns)})")
     connection.execute(f"CREATE TABLE {alias}.meta ({schema.definition(schema.META)})")

@@ -21,8 +21,8 @@ from .segments import Meta, Pace
 
 TRACE_MICROS = limits.TRACE_SECONDS * 1_000_000
 
-_WITH_QUEUE = "ANTI JOIN memory.gone_queues USING (qid)"
-_WITH_PARTITION = "ANTI JOIN memory.gone_partitions USING (pid)"
+_WITH_QUEUE = "ANTI JOIN memory.internal.gone_queues USING (qid)"
+_WITH_PARTITION = "ANTI JOIN memory.internal.gone_partitions USING (pid)"
 _FALLS_WITH = {
     schema.GROUPS: _WITH_QUEUE,
     schema.PARTITIONS: _WITH_QUEUE,
@@ -48,7 +48,7 @@ def build(
         faultpoints.passage("snapshot.start")
     source = Source.attach(connection, previous, since)
     last = since[-1].last
-    newest = segments.read_meta(connection, source.segments[-1])
+    newest = segments.read_meta(connection, source.newest or "")
     journal_bytes = sum(segments.read_meta(connection, alias).journal_bytes for alias in source.segments)
     pace.give_way()
 
@@ -64,9 +64,11 @@ def build(
         appender.flush()
         return {"segments": len(held)}
 
+    paths = [file.path for file in since] + ([previous.path] if previous else [])
+    expected_bytes = sum(map(os.path.getsize, paths))
     meta = Meta(0, last, *_counters(newest.counters), newest.instant, journal_bytes, "", "")
     temporary = os.path.join(directory.path, f"snapshot-{last:020}.duckdb.tmp")
-    checksum = segments.make_file(directory.ops, connection, temporary, "snapshot", meta, fill)
+    checksum = segments.make_file(directory.ops, connection, temporary, "snapshot", meta, expected_bytes, fill)
     snapshot = directory.snapshot_file(last, checksum)
     segments.publish(directory, temporary, snapshot.path, "snapshot")
     return snapshot
@@ -97,6 +99,8 @@ class Source:
     def __init__(self, snapshot: str | None, segments: Sequence[str]) -> None:
         self.snapshot = snapshot
         self.segments = segments
+        self.newest = segments[-1] if segments else snapshot
+        """The file whose meta row is that of the end of them all, if there is any."""
 
     @classmethod
     def attach(
@@ -111,17 +115,21 @@ class Source:
 
     def prepare(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Make the in-memory tables of the queues and partitions that are gone, which `current` looks into."""
+        connection.execute("CREATE SCHEMA IF NOT EXISTS memory.internal")
         dropped = " UNION ".join(
             ["SELECT NULL::BIGINT AS qid WHERE false"]
             + [f"SELECT qid FROM {alias}.queues WHERE dropped" for alias in self.segments]
         )
-        connection.execute(f"CREATE OR REPLACE TABLE memory.gone_queues AS {dropped}")
+        connection.execute(f"CREATE OR REPLACE TABLE memory.internal.gone_queues AS {dropped}")
         known = [*self.segments, *([self.snapshot] if self.snapshot else [])]
         pids = " UNION ".join(
             ["SELECT NULL::BIGINT AS pid WHERE false"]
-            + [f"SELECT pid FROM {alias}.partitions SEMI JOIN memory.gone_queues USING (qid)" for alias in known]
+            + [
+                f"SELECT pid FROM {alias}.partitions SEMI JOIN memory.internal.gone_queues USING (qid)"
+                for alias in known
+            ]
         )
-        connection.execute(f"CREATE OR REPLACE TABLE memory.gone_partitions AS {pids}")
+        connection.execute(f"CREATE OR REPLACE TABLE memory.internal.gone_partitions AS {pids}")
 
     def current(self, table: schema.Table, instant: int) -> str:
         """The query for what is there of one kind, with the columns of its put effect."""
