@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import trio
 from trio.testing import MockClock
 from wire_kit import Direct, Wire
 
@@ -31,7 +32,9 @@ async def wire(request: pytest.FixtureRequest) -> AsyncIterator[Wire]:
 
 @pytest.fixture
 async def timed(autojump_clock: MockClock) -> AsyncIterator[Wire]:
-    """The wire on virtual time: `trio.sleep` passes at once, and the broker's clock with it."""
+    """The wire on virtual time: `trio.sleep` passes at once, and the broker's clock with it. The test must ask for
+    `autojump_clock` as well, because the clock of a run is looked for among the test's own arguments only."""
+    assert trio.lowlevel.current_clock() is autojump_clock
     async with direct() as wire:
         yield wire
 

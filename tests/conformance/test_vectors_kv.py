@@ -7,14 +7,11 @@ from typing import Any
 import pytest
 import trio
 from conftest import direct
-from wire_kit import Wire
+from trio.testing import MockClock
+from wire_kit import Wire, refusal
 
 from queen_actors.storage.memory import MemoryStore
 from queen_actors.values import parse_instant
-
-
-def refusal(answer: Any) -> tuple[int, str, str]:
-    return answer.status, answer.json["error"], answer.json["reason"]
 
 
 @pytest.mark.parametrize("value", [None, False, 0, "", [], {"a": [{"b": None}], "c": {"d": 1.5}}])
@@ -47,7 +44,7 @@ async def test_vector_03_a_conditional_put_never_creates(wire: Wire) -> None:
     assert await wire.get("k") == {"index": 0, "op": "get", "found": False, "key": "k"}
 
 
-async def test_vector_04_expect_zero_means_must_not_exist(timed: Wire) -> None:
+async def test_vector_04_expect_zero_means_must_not_exist(timed: Wire, autojump_clock: MockClock) -> None:
     """It loses against a live key, and wins over an expired one with a higher version than that had."""
     old = await timed.put("k", 1, ttlSeconds=5)
     lost = await timed.put("k", 2, expect=0)
@@ -104,7 +101,7 @@ async def test_vector_06_bounds_hold_on_create(wire: Wire) -> None:
     assert (await wire.get("n"))["found"] is False
 
 
-async def test_vector_07_incr_keeps_the_lifetime_of_a_live_row(timed: Wire) -> None:
+async def test_vector_07_incr_keeps_the_lifetime_of_a_live_row(timed: Wire, autojump_clock: MockClock) -> None:
     """The window is fixed at its first count; the next one starts from 0 with its own lifetime."""
     await timed.kv1("incr", "ns", "n", delta=1, ttlSeconds=5)
     window = (await timed.get("n"))["expiresAt"]
@@ -147,7 +144,6 @@ async def test_vector_09_exactly_one_lifetime(wire: Wire, expiry: dict[str, Any]
     for op in ({"op": "put", "value": 1}, {"op": "putIfAbsent", "value": 1}, {"op": "incr", "delta": 1}):
         answer = await wire.request("POST", "/api/v1/kv", [{**op, "ns": "ns", "key": "k", **expiry}])
         assert refusal(answer) == (400, "kv_bad_request", reason)
-        assert answer.json["detail"]
     assert await wire.state() == before
 
 

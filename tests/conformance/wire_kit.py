@@ -1,4 +1,4 @@
-"""The broker as its wire, for tests: one request in, (status, headers, body) out, over `Api.handle` or over a socket."""
+"""The broker as its wire, for tests: one request in, its answer out, over `Api.handle` or over a socket."""
 
 from __future__ import annotations
 
@@ -29,6 +29,14 @@ class Answer(Struct, frozen=True):
         """The body as JSON, which its content type must promise."""
         assert self.headers.get("content-type", "").startswith("application/json"), self.headers
         return json.loads(self.body)
+
+
+def refusal(answer: Answer) -> tuple[int, str, str]:
+    """Status, code and reason of a refusal in the shape of keys, locks and timers, whose detail must say something."""
+    said = answer.json
+    assert set(said) == {"error", "reason", "detail"}
+    assert said["detail"]
+    return answer.status, said["error"], said["reason"]
 
 
 class Transport(Protocol):
