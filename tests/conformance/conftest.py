@@ -13,13 +13,15 @@ from wire_kit import Direct, Wire
 from queen_actors.api import Api
 from queen_actors.broker import running
 from queen_actors.config import Settings
+from queen_actors.ports import Clock
 from queen_actors.storage.memory import MemoryStore
 
 
 @asynccontextmanager
-async def direct(store: MemoryStore | None = None) -> AsyncIterator[Wire]:
+async def direct(store: MemoryStore | None = None, clock: Clock | None = None) -> AsyncIterator[Wire]:
+    """A broker, and its wire. Two that shall live one after the other on virtual time share a clock."""
     settings = Settings(data=None)
-    async with running(store or MemoryStore(), settings) as broker:
+    async with running(store or MemoryStore(), settings, clock=clock) as broker:
         yield Wire(Direct(Api(broker, settings)))
 
 

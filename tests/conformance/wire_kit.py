@@ -145,7 +145,7 @@ class Wire:
         path = "/api/v1/pop" if queue is None else f"/api/v1/pop/queue/{quote(queue, safe='')}"
         if partition is not None:
             path += f"/partition/{quote(partition, safe='')}"
-        words = {name: {True: "true", False: "false"}.get(value, value) for name, value in query.items()}
+        words = {name: str(value).lower() if isinstance(value, bool) else value for name, value in query.items()}
         return await self.request("GET", f"{path}?{urlencode(words)}")
 
     async def pop(self, queue: str | None, partition: str | None = None, **query: Any) -> list[Any]:
