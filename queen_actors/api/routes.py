@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from queen_actors.wire.frames import unescape
 
-from . import ack, groups, health, kv, locks, pop, push, queue, timers, transaction
+from . import ack, groups, health, kv, letters, locks, pop, push, queue, timers, transaction
 from .call import Route
 
 TABLE: tuple[Route, ...] = (
@@ -22,6 +22,7 @@ TABLE: tuple[Route, ...] = (
     *locks.ROUTES,
     *timers.ROUTES,
     *transaction.ROUTES,
+    *letters.ROUTES,
     *queue.ROUTES,
     *groups.ROUTES,
     *health.ROUTES,

@@ -128,8 +128,8 @@ BAD = (400, "kv_bad_request")
         (body({"op": "incr", "ns": "n", "key": "k", "delta": 1}), "kv_expiry_not_specified"),
         (body(put(), put()), "kv_duplicate_key_in_call"),
         (body(put(), {"op": "check", "ns": "carts", "key": "k", "expect": 0}), "kv_duplicate_key_in_call"),
-        (body({"op": "delete", "ns": "n", "key": "k"}, {"op": "incr", "ns": "n", "key": "k", "delta": 1, "forever": True}),
-         "kv_duplicate_key_in_call"),
+        (body({"op": "delete", "ns": "n", "key": "k"},
+              {"op": "incr", "ns": "n", "key": "k", "delta": 1, "forever": True}), "kv_duplicate_key_in_call"),
     ],
 )  # fmt: skip
 def test_a_malformed_call_is_refused_with_the_reason_of_its_row(text: bytes, reason: str) -> None:
@@ -224,7 +224,8 @@ def test_the_same_key_may_be_read_beside_a_write() -> None:
 
 def test_numbers_and_strings_keep_their_spelling() -> None:
     """A71: digits, exponents, signs and escapes of a value are stored byte for byte; only whitespace goes."""
-    text = rb"""[ 9007199254740993 , 123456789012345678901234567890, 1e-7, -0.0, 1E5, 1.50, "\u0041\/\u0000 \ud83d\ude00" ]"""
+    text = rb"""[ 9007199254740993 , 123456789012345678901234567890, 1e-7, -0.0, 1E5,
+                 1.50, "\u0041\/\u0000 \ud83d\ude00" ]"""
     (op,) = parse_kv(b'[{"op":"put","ns":"n","key":"k","forever":true,"value":' + text + b"}]")
     assert isinstance(op, Put)
     kept = rb'[9007199254740993,123456789012345678901234567890,1e-7,-0.0,1E5,1.50,"\u0041\/\u0000 \ud83d\ude00"]'
@@ -327,10 +328,12 @@ def test_results_are_rendered_as_captured() -> None:
             {"index": 4, "op": "getPrefix", "rows": [{"key": "customer-42", **row, "expiresAt": None}],
              "truncated": False, "nextAfter": None},
             {"index": 5, "op": "put", "applied": True, "key": "c", "value": {"items": 3}, "version": 2},
-            {"index": 6, "op": "put", "applied": False, "reason": "version", "key": "c", "value": {"items": 4}, "version": 3},
+            {"index": 6, "op": "put", "applied": False, "reason": "version", "key": "c",
+             "value": {"items": 4}, "version": 3},
             {"index": 7, "op": "check", "applied": True, "key": "nope", "version": 0},
             {"index": 8, "op": "check", "applied": False, "reason": "exists", "key": "c2", "value": 1, "version": 5},
-            {"index": 9, "op": "delete", "applied": False, "reason": "absent", "key": "c2", "value": None, "version": 0},
+            {"index": 9, "op": "delete", "applied": False, "reason": "absent", "key": "c2", "value": None,
+             "version": 0},
         ]
     }  # fmt: skip
 

@@ -122,7 +122,8 @@ def test_push_answers_are_positional() -> None:
         PushOutcome("orders", "t3", "", -1, "failed", "the partition is full"),
     ]
     assert json.loads(render_push(outcomes)) == [
-        {"index": 0, "message_id": "m1", "transaction_id": "t1", "queueName": "orders", "status": "queued", "offset": 17},
+        {"index": 0, "message_id": "m1", "transaction_id": "t1", "queueName": "orders", "status": "queued",
+         "offset": 17},
         {"index": 1, "message_id": "m0", "transaction_id": "t2", "queueName": "orders", "status": "duplicate",
          "offset": 3},
         {"index": 2, "message_id": "", "transaction_id": "t3", "queueName": "orders", "status": "failed",
