@@ -18,6 +18,7 @@ from .actors.coordinator import Coordinator
 from .actors.core import Core, Draft
 from .actors.groups import Groups
 from .actors.kv import Keys
+from .actors.letters import Letters
 from .actors.locks import Locks
 from .actors.log import LogStatistics
 from .actors.partition import Producers
@@ -33,7 +34,7 @@ from .domain.effects import Effect, QueueDropped, TimerPut
 from .domain.kv import KvOp, KvResult, Precondition
 from .domain.locks import LockOp, LockResult
 from .domain.partition import PushItem, PushOutcome
-from .domain.queue import Configure, DeadLetterView, GroupDeleted, MessageView, QueueView, configured
+from .domain.queue import Configure, DeadLetterView, GroupDeleted, MessageView, QueueView, Replayed, configured
 from .domain.timers import TimerOp, TimerPage, TimerResult
 from .domain.transaction import Transaction, TransactionReply
 from .errors import QueenError, Unavailable
@@ -71,6 +72,7 @@ class Broker:
         self._timers = Timers(core, self._producers)
         self._coordinator = Coordinator(core, self._producers, self._acks, self._keys, self._timers)
         self._views = Views(core, self._producers)
+        self._letters = Letters(core, self._producers)
         self._upkeep = Upkeep(core)
         self._retention = Retention(core)
         self._observers: tuple[Callable[[Effect], None], ...] = (
@@ -210,6 +212,22 @@ class Broker:
         return await self._views.dead_letters(
             queue=queue, group=group, partition=partition, since=since, until=until, limit=limit, offset=offset
         )
+
+    async def purge_dead_letters(self, queue: str, group: str | None) -> int:
+        """Drop the dead letters of a queue, or of one group in it; how many (11)."""
+        return await self._letters.purge(queue, group)
+
+    async def remove_dead_letters(self, pid: int, txn: str) -> int:
+        """Drop the dead letters of one message; how many (14)."""
+        return await self._letters.remove(pid, txn)
+
+    async def replay(self, letter_id: str, queue: str | None, partition: str | None) -> Replayed | None:
+        """Push a dead letter again, to its own place or another, and drop it, in one step; None: it is gone (11)."""
+        return await self._letters.replay(letter_id, queue, partition)
+
+    async def retry(self, pid: int, txn: str, queue: str | None, partition: str | None) -> Replayed | None:
+        """`replay` of the newest dead letter of a message (14)."""
+        return await self._letters.retry(pid, txn, queue, partition)
 
     async def message(self, pid: int, txn: str) -> MessageView | None:
         """One message and how far each group is with it (14)."""

@@ -9,6 +9,7 @@ from queen_actors.errors import BadRequest
 from queen_actors.values import QUEUE_MODE, parse_instant
 
 from .effects import CursorPut, DeadLetterPut, GroupPut, QueueOptions, QueuePut, Record
+from .partition import PushOutcome
 
 
 class Configure(Struct, frozen=True):
@@ -82,6 +83,17 @@ class MessageView(Struct, frozen=True):
     retry_count: int
     groups: tuple[GroupPosition, ...]
     queue_mode: bool
+
+
+class Replayed(Struct, frozen=True):
+    """A dead letter that was pushed again: where to, what the push came to, and whether the letter is gone with it
+    (not when the push was a duplicate)."""
+
+    queue: str
+    partition: str
+    letter: DeadLetterPut
+    outcome: PushOutcome
+    removed: bool
 
 
 class GroupDeleted(Struct, frozen=True):
