@@ -161,10 +161,9 @@ class Subscription:
             self._feed.grant(len(taken))
         return taken
 
-    async def batches(self, most: int = 1000) -> AsyncIterator[list[Message]]:
-        """The messages in batches, for ever."""
-        while True:
-            yield await self.receive_batch(most)
+    def batches(self, most: int = 1000) -> AsyncIterator[list[Message]]:
+        """The messages in batches: `async for batch in messages.batches():`."""
+        return _Batches(self, most)
 
     async def ack(
         self, messages: Message | Sequence[Message], status: str | bool = "completed", *, error: str | None = None
@@ -196,6 +195,20 @@ class Subscription:
             if verdict.get("leaseReleased"):
                 self._live.pop(_lease(message), None)
         return answers
+
+
+class _Batches:
+    """No generator, which Python would have to end behind the user's back."""
+
+    def __init__(self, subscription: Subscription, most: int) -> None:
+        self._subscription = subscription
+        self._most = most
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[Message]:
+        return await self._subscription.receive_batch(self._most)
 
 
 def _lease(message: Message) -> Lease:

@@ -1,4 +1,4 @@
-"""Transports for tests: one without a broker, which answers what it is told to, and one that stands before a real one."""
+"""Transports for tests: one without a broker, which answers as it is told, and one that stands before a real one."""
 
 from __future__ import annotations
 

@@ -287,12 +287,16 @@ async def test_a_block_releases_also_when_it_is_cancelled(autojump_clock: object
 async def test_leaving_the_client_releases_what_is_held(autojump_clock: object) -> None:
     """Lock and semaphore permits are free at once for others, whatever ended the client."""
     async with two_clients() as (_, between, other):
-        with pytest.raises(ValueError, match="mine"):
+
+        async def work() -> None:
             async with serving(between.real) as leaving:
                 assert await leaving.lock("job").acquire()
                 assert await leaving.semaphore("gpu", 3).acquire()
                 assert await leaving.semaphore("gpu", 3).acquire()
                 raise ValueError("mine")
+
+        with pytest.raises(ValueError, match="mine"):
+            await work()
         assert not (await other.locks.get("job")).held
         assert not (await other.locks.get("gpu")).held
 

@@ -188,7 +188,7 @@ async def test_a_guard_follows_its_own_renewal(autojump_clock: object) -> None:
 
 async def test_a_guard_learns_a_token_that_moved_behind_its_back(autojump_clock: object) -> None:
     """Somebody renewed under the same owner: the handle asks for the token of now instead of repeating the old one."""
-    async with two_clients() as (queen, between, other):
+    async with two_clients() as (queen, _, other):
         lock = queen.lock("job", ttl_seconds=30, owner="me", auto_renew=False)
         assert await lock.acquire()
         assert lock.token is not None
