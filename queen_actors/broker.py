@@ -21,6 +21,7 @@ from .actors.kv import Keys
 from .actors.letters import Letters
 from .actors.locks import Locks
 from .actors.log import LogStatistics
+from .actors.overview import Overview
 from .actors.partition import Producers
 from .actors.pops import Pops
 from .actors.retention import Retention
@@ -73,6 +74,7 @@ class Broker:
         self._coordinator = Coordinator(core, self._producers, self._acks, self._keys, self._timers)
         self._views = Views(core, self._producers)
         self._letters = Letters(core, self._producers)
+        self.overview = Overview(core, self._producers)
         self._upkeep = Upkeep(core)
         self._retention = Retention(core)
         self._observers: tuple[Callable[[Effect], None], ...] = (

@@ -106,6 +106,10 @@ class Store(Protocol):
         """The last sealed offset of the partition with this transaction id, or None. Slower than `read`: a search."""
         ...
 
+    async def size(self, pid: int, first: int, last: int) -> int:
+        """Payload bytes of the sealed messages `first`..`last` of the partition."""
+        ...
+
     async def maintain(self, evict: Callable[[Sequence[SealedRun]], None]) -> None:
         """Seal, snapshot and drop files in the background, for ever; `evict` is told of each run that got sealed."""
         ...

@@ -89,6 +89,14 @@ class Directory:
             state = self.active[pid] = PartitionState.unpack(pid, packed)
         return state
 
+    def peek(self, pid: int) -> PartitionState | None:
+        """The partition for reading only: one that is packed away stays so, and a copy is given."""
+        state = self.active.get(pid)
+        if state is None:
+            packed = self.packed.get(pid)
+            return None if packed is None else PartitionState.unpack(pid, packed)
+        return state
+
     def find(self, queue: str, partition: str) -> PartitionState | None:
         state = self.queues.get(queue)
         pid = None if state is None else state.partitions.get(partition)

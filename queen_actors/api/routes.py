@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from queen_actors.wire.frames import unescape
 
-from . import ack, groups, health, kv, letters, locks, pop, push, queue, timers, transaction
+from . import ack, groups, health, kv, letters, locks, overview, pop, push, queue, timers, transaction
 from .call import Route
 
 TABLE: tuple[Route, ...] = (
@@ -23,6 +23,7 @@ TABLE: tuple[Route, ...] = (
     *timers.ROUTES,
     *transaction.ROUTES,
     *letters.ROUTES,
+    *overview.ROUTES,
     *queue.ROUTES,
     *groups.ROUTES,
     *health.ROUTES,

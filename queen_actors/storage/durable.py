@@ -114,6 +114,16 @@ class DurableStore:
         opened = self._opened()
         return await self._read(opened, lambda: opened.reader.first_offset_at(pid, ts))
 
+    async def find(self, pid: int, txn: str) -> int | None:
+        """The partition's last sealed offset with this transaction id, or None."""
+        opened = self._opened()
+        return await self._read(opened, lambda: opened.reader.find(pid, txn))
+
+    async def size(self, pid: int, first: int, last: int) -> int:
+        """Payload bytes of sealed messages."""
+        opened = self._opened()
+        return await self._read(opened, lambda: opened.reader.size(pid, first, last))
+
     async def _read(self, opened: Log, call: Callable[[], T]) -> T:
         try:
             return await opened.reading.run(call)

@@ -159,6 +159,18 @@ class MemoryStore:
         self._refuse()
         return next((record.offset for record in self._messages.get(pid, ()) if record.ts >= ts), None)
 
+    async def find(self, pid: int, txn: str) -> int | None:
+        """The last sealed offset with this transaction id, or None."""
+        await trio.lowlevel.checkpoint()
+        self._refuse()
+        return max((record.offset for record in self._messages.get(pid, ()) if record.txn == txn), default=None)
+
+    async def size(self, pid: int, first: int, last: int) -> int:
+        """Payload bytes of sealed messages."""
+        await trio.lowlevel.checkpoint()
+        self._refuse()
+        return sum(len(r.payload) for r in self._messages.get(pid, ()) if first <= r.offset <= last)
+
     async def maintain(self, evict: Callable[[Sequence[SealedRun]], None]) -> None:
         """Seal every `seal_seconds`, for ever; without it do nothing, for ever."""
         self._evict = evict

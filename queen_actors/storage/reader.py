@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 ATTACHED = 64  # segments attached at a time: a descriptor and a quarter of a MiB each
 CHUNK = 2_000  # rows fetched at a time
+MAX_OFFSET = (1 << 63) - 1
 FIRST_ROWS, MOST_ROWS = 256, 4_096  # what one step of a read asks for, before the payloads' sizes are known
 
 _RECORD = schema.names(schema.MESSAGES[1:])
@@ -128,6 +129,27 @@ class Reader:
         rows = self._again(lambda: self._execute(segment, sql, parameters).fetchall())
         return int(rows[0][0])
 
+    def find(self, pid: int, txn: str) -> int | None:
+        """The partition's last offset with this transaction id. Raises duckdb.Error, OSError."""
+        sql = 'SELECT max("offset") FROM {0}.messages WHERE rowid BETWEEN ? AND ? AND txn = ?'
+        for run in reversed([run for index in self.index for run in index.runs(pid, 0, MAX_OFFSET)]):
+            found = self._one(run, sql, txn)
+            if found is not None:
+                return found
+        return None
+
+    def size(self, pid: int, first: int, last: int) -> int:
+        """Payload bytes of messages of a partition. Raises duckdb.Error, OSError."""
+        sql = "SELECT coalesce(sum(octet_length(payload)), 0) FROM {0}.messages WHERE rowid BETWEEN ? AND ?"
+        runs = [run for index in self.index for run in index.runs(pid, first, last)]
+        return sum(self._one(run, sql) or 0 for run in runs)
+
+    def _one(self, run: Run, sql: str, *more: str) -> int | None:
+        """One number out of a run's rows."""
+        parameters = [run.start, run.start + run.last - run.first, *more]
+        rows = self._again(lambda: self._execute(run.segment, sql, parameters).fetchall())
+        return None if rows[0][0] is None else int(rows[0][0])
+
     def detach(self, segment: SegmentFile) -> None:
         """Let go of a segment that is to be removed."""
         alias = self._attached.pop(segment, None)
@@ -169,7 +191,7 @@ class Reader:
             self.close()
             return read()
 
-    def _execute(self, segment: SegmentFile, sql: str, parameters: list[int]) -> duckdb.DuckDBPyConnection:
+    def _execute(self, segment: SegmentFile, sql: str, parameters: Sequence[int | str]) -> duckdb.DuckDBPyConnection:
         if self._connection is None:
             self._connection = duck.connect(self._memory_mb, self._spill)
         alias = self._attached.get(segment)

@@ -1,0 +1,175 @@
+"""Groups and queues as a whole: what operators and dashboards read.
+
+Everything here looks at every partition of what it is asked about. It does so without waking packed ones, gives way
+often, and waits at the end until what it shows is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import trio
+
+from queen_actors.domain.cursor import fresh, leased, processing
+from queen_actors.domain.effects import CursorPut, Record
+from queen_actors.domain.overview import GroupLine, PartitionDepth, PartitionLag, QueueDepth, QueueLine
+from queen_actors.domain.partition import PartitionState
+from queen_actors.domain.queue import QueueState, first_wanted, pending
+from queen_actors.values import QUEUE_MODE
+
+from .core import Core
+from .partition import Producers, offset_at
+
+STEP = 500
+"""How many partitions are looked at before others may run: a millisecond or two."""
+
+
+class Overview:
+    """The reading of one broker's queues and groups."""
+
+    def __init__(self, core: Core, producers: Producers) -> None:
+        self._core = core
+        self._producers = producers
+
+    async def _partitions(self, queue: QueueState) -> AsyncIterator[PartitionState]:
+        for place, pid in enumerate(list(queue.partitions.values())):
+            if place % STEP == STEP - 1:
+                await trio.lowlevel.checkpoint()
+            partition = self._core.directory.peek(pid)
+            if partition is not None:
+                yield partition
+
+    # -- groups ----------------------------------------------------------------------------------------------------
+
+    async def lags(self, group: str | None = None) -> list[PartitionLag]:
+        """Every cursor, or those of one group, with how far it is behind."""
+        found: list[PartitionLag] = []
+        for queue in list(self._core.directory.queues.values()):
+            async for partition in self._partitions(queue):
+                for cursor in list(partition.cursors.values()):
+                    if group is None or cursor.group == group:
+                        found.append(await self._lag(queue, partition, cursor))
+        await self._core.log.durable()
+        return found
+
+    async def _lag(self, queue: QueueState, partition: PartitionState, cursor: CursorPut) -> PartitionLag:
+        lag = pending(partition.next_offset, partition.log_start, cursor)
+        oldest = await self._written(partition, partition.floor(cursor.committed) + 1) if lag else None
+        live = leased(cursor, self._core.clock.now())
+        return PartitionLag(
+            queue.name,
+            partition.name,
+            partition.pid,
+            cursor.group,
+            cursor.lease_id if live else "",
+            live,
+            cursor.committed,
+            lag,
+            oldest,
+        )
+
+    async def _written(self, partition: PartitionState, offset: int) -> int | None:
+        """When the message at this offset was appended."""
+        entry = partition.entry(offset)
+        if entry is not None:
+            return entry.ts
+        found = await self._producers.read(partition, offset, 1, 1)
+        return found[0].ts if found else None
+
+    async def groups(self) -> list[GroupLine]:
+        """One line for each group in each queue where it has a cursor."""
+        lines: dict[tuple[str, str], list[PartitionLag]] = {}
+        for lag in await self.lags():
+            lines.setdefault((lag.queue, lag.group), []).append(lag)
+        return [self._line(queue, group, lags) for (queue, group), lags in lines.items()]
+
+    def _line(self, name: str, group: str, lags: list[PartitionLag]) -> GroupLine:
+        queue = self._core.directory.queues.get(name)
+        return GroupLine(
+            group,
+            name,
+            None if queue is None else queue.groups.get(group),
+            len({lag.lease_id for lag in lags if lag.leased}),
+            len(lags),
+            sum(1 for lag in lags if lag.lag),
+            sum(lag.lag for lag in lags),
+            min((lag.oldest for lag in lags if lag.oldest is not None), default=None),
+        )
+
+    # -- queues ----------------------------------------------------------------------------------------------------
+
+    async def queues(self) -> list[QueueLine]:
+        """Every queue with its counts, newest first."""
+        found = [await self._queue(queue) for queue in list(self._core.directory.queues.values())]
+        found.sort(key=lambda line: (line.view.created_at, line.view.qid), reverse=True)
+        await self._core.log.durable()
+        return found
+
+    async def _queue(self, queue: QueueState) -> QueueLine:
+        now = self._core.clock.now()
+        count = total = waiting = busy = 0
+        async for partition in self._partitions(queue):
+            named = [cursor for group, cursor in partition.cursors.items() if group != QUEUE_MODE]
+            cursors = named or list(partition.cursors.values())
+            count += 1
+            total += partition.next_offset - partition.log_start
+            lags = [pending(partition.next_offset, partition.log_start, cursor) for cursor in cursors]
+            waiting += max(lags, default=partition.next_offset - partition.log_start)
+            busy += max((processing(cursor, now) for cursor in cursors), default=0)
+        return QueueLine(queue.view(), count, total, waiting, busy, len(queue.dead))
+
+    async def depth(self, name: str, group: str) -> QueueDepth | None:
+        """What the group has before it in each partition; None when there is no such queue."""
+        queue = self._core.directory.queues.get(name)
+        if queue is None:
+            return None
+        now = self._core.clock.now()
+        known = queue.groups.get(group)
+        found: list[PartitionDepth] = []
+        async for partition in self._partitions(queue):
+            cursor = partition.cursors.get(group)
+            if cursor is None:
+                cursor = fresh(partition.pid, group, await self._start(queue, partition, group))
+            left = pending(partition.next_offset, partition.log_start, cursor)
+            found.append(PartitionDepth(partition.name, left, min(processing(cursor, now), left)))
+        await self._core.log.durable()
+        return QueueDepth(name, group, known is not None and known.conflation, tuple(found))
+
+    async def _start(self, queue: QueueState, partition: PartitionState, group: str) -> int:
+        """The committed offset with which the group would start in a partition that it has not touched."""
+        known = queue.groups.get(group)
+        since = None if known is None else first_wanted(known)
+        if since is None:
+            return partition.log_start - 1
+        at = offset_at(partition, since)
+        if at is None:
+            at = await self._core.store.first_offset_at(partition.pid, since)
+        return (partition.base if at is None else at) - 1
+
+    async def sizes(self, name: str) -> dict[str, int] | None:
+        """Payload bytes that are kept, by partition; None when there is no such queue."""
+        queue = self._core.directory.queues.get(name)
+        if queue is None:
+            return None
+        found: dict[str, int] = {}
+        async for partition in self._partitions(queue):
+            in_memory = [entry for entry in partition.window if isinstance(entry, Record)]
+            found[partition.name] = sum(len(record.payload) for record in in_memory)
+            first = in_memory[0].offset if in_memory else partition.next_offset
+            if first > partition.log_start:
+                sealed = await self._core.store.size(partition.pid, partition.log_start, first - 1)
+                found[partition.name] += sealed
+        await self._core.log.durable()
+        return found
+
+    # -- what needs no partition -----------------------------------------------------------------------------------
+
+    def conflating(self, group: str) -> list[str]:
+        """The queues in which the group conflates."""
+        queues = self._core.directory.queues.values()
+        return [queue.name for queue in queues if group in queue.groups and queue.groups[group].conflation]
+
+    def rows(self) -> tuple[int, int]:
+        """How many keys there are, unswept ones included, and how many pending timers."""
+        directory = self._core.directory
+        return sum(map(len, directory.namespaces.values())), sum(map(len, directory.timers.values()))
