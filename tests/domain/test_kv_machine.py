@@ -208,6 +208,10 @@ class Pair:
             assert isinstance(effect, KvPut | KvDropped)
             self.states[effect.ns].apply(effect)
         assert self.rows() == before
+        self.log = [  # a snapshot, for the next one
+            KvPut(ns, key, row.value, row.version, row.expires_at, row.created_at, row.updated_at)
+            for (ns, key), row in before.items()
+        ]
 
     def rows(self) -> dict[tuple[str, str], Row]:
         found = ((ns, key, state.row(key)) for ns, state in self.states.items() for key in KEYS)

@@ -182,6 +182,10 @@ class Pair:
             assert isinstance(effect, KvPut | KvDropped)
             self.state.apply(effect)
         assert self.state.slots == before
+        self.log = [  # a snapshot, for the next one
+            KvPut(LOCKS_NAMESPACE, f"job#{slot}", p.value, p.version, p.expires_at, p.created_at, p.updated_at)
+            for slot, p in before.items()
+        ]
 
     def compare(self) -> None:
         assert self.version == self.model.version

@@ -139,6 +139,7 @@ class Pair:
             assert isinstance(effect, TimerPut | TimerDropped)
             self.states[effect.queue].apply(effect)
         assert self.pending() == before
+        self.log = list(before.values())  # a snapshot, for the next one
 
     def pending(self) -> dict[tuple[str, str], TimerPut]:
         found = (self.states[queue].get(key) for queue in QUEUES for key in KEYS)
