@@ -190,8 +190,8 @@ def _scheduled(op: Schedule, pending: TimerPut | None, now: int, message_id: str
     )
 
 
-# A record of thirteen fields with its integers and texts is 470 bytes; the same packed, with UUIDs as 16 bytes and the
-# queue left out, is 110. Queue and key are in the state already.
+# Beside its payload and its key a TimerPut with its integers and texts takes 419 bytes, packed it takes 104: queue and
+# key left out, UUIDs as 16 bytes, the default partition as nothing.
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 

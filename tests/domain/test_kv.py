@@ -680,3 +680,12 @@ def test_replay_gives_the_same_rows() -> None:
         again.apply(*(effect for effect in entry.effects if isinstance(effect, KvDropped)))
     assert again.rows() == space.rows()
     assert [(ns, len(state)) for ns, state in again.states.items()] == [("a", 2), ("b", 1)]
+
+
+def test_lifetimes_are_those_of_the_rows_that_expire() -> None:
+    """One (expires_at, key) for each row that is not for ever, as it was written last, swept or not."""
+    space = Space()
+    space.call(put("a", ttl=5), put("b", ttl=6), put("c"), put("d", ttl=1))
+    space.call(put("a", ttl=9), put("b"))
+    space.now += 3
+    assert sorted(space.state().lifetimes()) == [(NOW + 1, "d"), (NOW + 9, "a")]

@@ -348,3 +348,11 @@ def test_replay_gives_the_same_timers() -> None:
         again.apply(effect)
     assert again.pending() == timers.pending()
     assert sorted(again.pending()) == [("q", "a"), ("q", "c"), ("q2", "k")]
+
+
+def test_due_times_are_those_of_what_is_pending() -> None:
+    """One (due, key) for each pending timer, as it was moved last."""
+    timers = Timers()
+    timers.call(schedule("a", 5), schedule("b", 6), schedule("c", 7))
+    timers.call(schedule("a", 8), Cancel("q", "b"))
+    assert sorted(timers.state().due_times()) == [(NOW + 7, "c"), (NOW + 8, "a")]
