@@ -146,7 +146,7 @@ class Reader:
 
     def _one(self, run: Run, sql: str, *more: str) -> int | None:
         """One number out of a run's rows."""
-        parameters = [run.start, run.start + run.last - run.first, *more]
+        parameters: list[int | str] = [run.start, run.start + run.last - run.first, *more]
         rows = self._again(lambda: self._execute(run.segment, sql, parameters).fetchall())
         return None if rows[0][0] is None else int(rows[0][0])
 
