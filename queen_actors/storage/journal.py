@@ -245,7 +245,7 @@ def _frame_in(rest: bytes, end: int, low: int) -> int | None:
 
 
 def cut(ops: FileOps, path: str, end: int) -> None:
-    """Remove a torn end for good. Raises OSError."""
+    """Remove what lies behind the last frame, a torn end or zeros, for good. Raises OSError."""
     fd = ops.open(path)
     try:
         ops.truncate(fd, end)

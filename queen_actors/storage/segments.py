@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import duckdb
@@ -28,6 +28,7 @@ FLUSH = 20_000  # rows that an appender may hold
 YIELD_SECONDS = 0.0002  # what a piece leaves to the threads that commit and serve
 
 _split: msgspec.msgpack.Decoder[list[msgspec.Raw]] = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_fields = msgspec.structs.astuple
 _entry: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
 
 
@@ -41,14 +42,18 @@ class Pace:
     def __init__(self, hurried: bool = False) -> None:
         """`hurried`: the backlog grows, so do not wait between pieces."""
         self._sleep = 0.0 if hurried else YIELD_SECONDS
+        self._done = 0
         self._stopped = False
         self._connection: duckdb.DuckDBPyConnection | None = None
 
-    def give_way(self) -> None:
-        """Called between pieces. Raises Interrupted."""
+    def give_way(self, done: int = PIECE) -> None:
+        """So many rows were worked on: with the end of a piece, others have their turn. Raises Interrupted."""
         if self._stopped:
             raise Interrupted
-        time.sleep(self._sleep)
+        self._done += done
+        if self._done >= PIECE:
+            self._done = 0
+            time.sleep(self._sleep)
 
     def working_on(self, connection: duckdb.DuckDBPyConnection | None) -> None:
         """Statements run on this connection now."""
@@ -129,32 +134,24 @@ class _Sorter:
 
     def take(self, reader: JournalReader) -> None:
         """Read the journal to its end."""
-        appender = self._connection.appender("staging")
-        rows: list[tuple[Any, ...]] = []
+        append(self._connection, "staging", self._messages(reader), self._pace)
+
+    def _messages(self, reader: JournalReader) -> Iterator[tuple[Any, ...]]:
+        """The rows of the journal's messages; everything else is noted on the way."""
         seq = 0
-        unflushed = 0
         for _, body in reader.frames():
             for raw in _split.decode(body):
                 entry = _entry.decode(raw)
                 self._last = entry
                 for effect in entry.effects:
                     if isinstance(effect, Appended):
-                        pid = effect.pid
-                        rows.extend((pid, *msgspec.structs.astuple(record)) for record in effect.records)
+                        self.messages += len(effect.records)
+                        for record in effect.records:
+                            yield effect.pid, *_fields(record)
                     else:
                         self._note(seq, effect)
                         seq += 1
-                while rows:
-                    appender.append_rows(rows[:PIECE])
-                    self.messages += min(PIECE, len(rows))
-                    unflushed += PIECE
-                    del rows[:PIECE]
-                    self._pace.give_way()
-                if unflushed >= FLUSH:
-                    appender.flush()
-                    unflushed = 0
-            self._pace.give_way()
-        appender.flush()
+                self._pace.give_way(1)
 
     def _note(self, seq: int, effect: Any) -> None:
         if isinstance(effect, QueueDropped):
@@ -170,11 +167,11 @@ class _Sorter:
     def write_state(self, alias: str) -> None:
         """Append the rows of every kind of state; each thing stands where it was first touched."""
         for table, state in self._state.items():
-            appender = self._connection.appender(f"{alias}.{table.name}")
             things = list(state.values())
             if table is schema.QUEUES:
                 things = sorted([*things, *self._dropped_queues], key=lambda thing: thing[0])
-            append(appender, (table.row(seq, effect) for seq, effect in things), self._pace)
+            rows = (table.row(seq, effect) for seq, effect in things)
+            append(self._connection, f"{alias}.{table.name}", rows, self._pace)
 
     def counters_and_instant(self) -> tuple[int, int, int, int]:
         """Version, pid, qid and instant after the last entry."""
@@ -184,22 +181,27 @@ class _Sorter:
         return counters.version, counters.pid, counters.qid, self._last.now
 
 
-def append(appender: duckdb.Appender, rows: Iterator[tuple[Any, ...]], pace: Pace) -> None:
-    """Append rows in small pieces. On any error the appender must be thrown away: it may hold some of them."""
+def append(connection: duckdb.DuckDBPyConnection, table: str, rows: Iterable[tuple[Any, ...]], pace: Pace) -> None:
+    """Append rows in small pieces. After an exception the table may have some of them."""
+    appender = connection.appender(table)
     piece: list[tuple[Any, ...]] = []
     unflushed = 0
-    for row in rows:
-        piece.append(row)
-        if len(piece) == PIECE:
-            appender.append_rows(piece)
-            unflushed += PIECE
-            piece.clear()
-            pace.give_way()
-            if unflushed >= FLUSH:
-                appender.flush()
-                unflushed = 0
-    appender.append_rows(piece)
-    appender.flush()
+    try:
+        for row in rows:
+            piece.append(row)
+            if len(piece) == PIECE:
+                appender.append_rows(piece)
+                unflushed += PIECE
+                piece.clear()
+                pace.give_way()
+                if unflushed >= FLUSH:
+                    appender.flush()
+                    unflushed = 0
+        appender.append_rows(piece)
+        appender.flush()
+    except BaseException:
+        appender.clear()
+        raise
 
 
 def fill_runs(connection: duckdb.DuckDBPyConnection, alias: str) -> None:

@@ -59,9 +59,7 @@ def build(
             connection.execute(f"INSERT INTO {alias}.{table.name} {query}")
             pace.give_way()
         held = [(*segment[:2], _live(connection, alias, segment)) for segment in (*behind, *since)]
-        appender = connection.appender(f"{alias}.segments")
-        appender.append_rows(held)
-        appender.flush()
+        segments.append(connection, f"{alias}.segments", held, pace)
         return {"segments": len(held)}
 
     paths = [file.path for file in since] + ([previous.path] if previous else [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -86,9 +87,10 @@ class JournalTail:
                     "is damaged. The file is kept as it is. Restore the data directory from a backup."
                 )
             self._require_noted()
-            journal.cut(self._directory.ops, file.path, reader.end)
             self.cut_bytes = reader.torn
-            _log.warning("cut %d bytes of an unfinished commit off the end of %s", reader.torn, file.path)
+            _log.warning("cutting %d bytes of an unfinished commit off the end of %s", reader.torn, file.path)
+        if reader.end < os.path.getsize(file.path):
+            journal.cut(self._directory.ops, file.path, reader.end)
         if reader.position > file.first:
             self.kept.append((file, reader.position))
 
