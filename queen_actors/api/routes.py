@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from queen_actors.wire.frames import unescape
 
-from . import ack, groups, health, kv, letters, locks, overview, pop, push, queue, timers, transaction
+from . import ack, groups, health, kv, letters, locks, overview, pop, push, queue, reads, socket, timers, transaction
 from .call import Route
 
 TABLE: tuple[Route, ...] = (
@@ -24,9 +24,11 @@ TABLE: tuple[Route, ...] = (
     *transaction.ROUTES,
     *letters.ROUTES,
     *overview.ROUTES,
+    *reads.ROUTES,
     *queue.ROUTES,
     *groups.ROUTES,
     *health.ROUTES,
+    *socket.ROUTES,
 )
 """In order: of two that match, the first one is meant."""
 

@@ -1,0 +1,235 @@
+"""The server: one listener for everything, and what stands between a hostile connection and all the others.
+
+A connection whose request asks for the WebSocket goes to `serve/socket.py`, every other one to hypercorn, which runs
+inside our own Trio run. Faults of hypercorn 0.18 on Trio that are fenced here and in the modules that this one uses:
+
+- Hostile input makes it raise, and an exception would end the server: each connection is guarded.
+- Its writes are shielded, so that a peer that does not read blocks it, and a shutdown, for ever: `Connection` bounds
+  each write by its progress, and the end of a shutdown closes the streams.
+- Its keep-alive timer is lost after the first request under quart (`web._Exchange.send`), and keeps a connection that
+  its peer has closed until it is over (`_Http`).
+- It drops requests under way when it is told to stop: here they have `shutdown_seconds` to finish.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+
+from queen_actors import limits
+from queen_actors.api import Api, Authorize
+from queen_actors.api.access import open_to_all
+from queen_actors.broker import Broker
+from queen_actors.config import Settings
+from queen_actors.wire.frames import encode
+
+from .connection import Connection, HeadTooLong, asks_for_websocket
+from .socket import Sockets
+from .web import CONNECTION, Web
+
+log = logging.getLogger(__name__)
+
+WebSocketHandler = Callable[[trio.abc.Stream], Awaitable[None]]
+"""Serves one WebSocket on a stream that begins with its upgrade request, and closes it."""
+
+_REFUSALS_MAX = 100  # refused connections that still get an answer; more are closed without one
+_REFUSAL_SECONDS = 1.0
+
+
+async def serve(
+    broker: Broker,
+    settings: Settings,
+    *,
+    shutdown: trio.Event | None = None,
+    listeners: Sequence[trio.abc.Listener[Any]] | None = None,
+    websocket_handler: WebSocketHandler | None = None,
+    authorize: Authorize = open_to_all,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve the broker over HTTP and WebSockets until `shutdown` is set, or for ever.
+
+    Started with the addresses that it listens on (`http://127.0.0.1:6632`; none for listeners that are no sockets);
+    without `listeners` it opens `settings.host` and `settings.port`, which may raise OSError.
+
+    At the shutdown no connection is accepted any more, parked pops answer 204, WebSockets are closed with 1001, and
+    requests under way may finish; what is left after `settings.shutdown_seconds` is cancelled. Cancelling `serve`
+    ends everything at once.
+    """
+    shutdown = shutdown or trio.Event()
+    api = Api(broker, settings, authorize)
+    websocket = websocket_handler or Sockets(api, broker, settings, shutdown, authorize).serve
+    opened: list[trio.abc.Listener[Any]]
+    opened = list(listeners) if listeners is not None else [*await open_listeners(settings)]
+    server = _Server(api, settings, websocket)
+    async with trio.open_nursery() as connections:
+        connections.start_soon(server.abort_when_cancelled)
+        async with trio.open_nursery() as accepting:
+            accepting.start_soon(server.accept, opened, connections)
+            task_status.started([address for listener in opened for address in _addresses(listener)])
+            await shutdown.wait()
+            accepting.cancel_scope.cancel()
+        with trio.move_on_after(settings.shutdown_seconds):
+            await server.stop()
+        connections.cancel_scope.cancel()
+
+
+async def open_listeners(settings: Settings) -> list[trio.SocketListener]:
+    """Listening sockets of the settings' address. Accepted ones inherit that the kernel gives up a peer that does not
+    acknowledge, or that is gone without a word. Raises OSError."""
+    opened = await trio.open_tcp_listeners(settings.port, host=settings.host)
+    for listener in opened:
+        sock = listener.socket
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.HTTP_WRITE_SECONDS * 1000))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(limits.HTTP_WRITE_SECONDS))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+    return opened
+
+
+def _addresses(listener: trio.abc.Listener[Any]) -> list[str]:
+    if not isinstance(listener, trio.SocketListener):
+        return []
+    host, port = listener.socket.getsockname()[:2]
+    return [f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"]
+
+
+class _Http(TCPServer):
+    """hypercorn's side of one connection."""
+
+    async def _read_data(self) -> None:
+        """The timer of an idle connection would hold the connection after its peer has closed it."""
+        await super()._read_data()
+        await self.idle_task.stop()
+
+
+class _Server:
+    """The connections of one server."""
+
+    def __init__(self, api: Api, settings: Settings, websocket: WebSocketHandler) -> None:
+        self._api = api
+        self._websocket = websocket
+        self._app = ASGIWrapper(Web(api, settings))
+        self._config = _config()
+        self._context = WorkerContext(None)
+        self._connections: set[Connection] = set()
+        self._heads: set[trio.CancelScope] = set()
+        self._refusals = 0
+        self._stopping = False
+        self._changed = trio.lowlevel.ParkingLot()
+
+    async def accept(self, listeners: list[trio.abc.Listener[Any]], nursery: trio.Nursery) -> None:
+        """Accept connections until cancelled, which closes the listeners."""
+        await trio.serve_listeners(self.handle, listeners, handler_nursery=nursery)
+
+    async def handle(self, stream: trio.abc.Stream) -> None:
+        """One connection, to its end. Raises nothing but for cancellation."""
+        connection = Connection(stream)
+        try:
+            if len(self._connections) >= limits.HTTP_CONNECTIONS:
+                await self._refuse(connection)
+                return
+            self._connections.add(connection)
+            await self._converse(connection)
+        except* (trio.BrokenResourceError, trio.ClosedResourceError):
+            log.debug("a peer is gone")
+        except* Exception as fault:  # the boundary: no connection may harm another, whatever hypercorn makes of it
+            log.warning("a connection failed: %r", fault.exceptions)
+            log.debug("a connection failed", exc_info=fault)
+        finally:
+            self._connections.discard(connection)
+            self._changed.unpark_all()
+            await connection.abort()
+
+    async def _converse(self, connection: Connection) -> None:
+        head = await self._head(connection)
+        if head is None:
+            return
+        if not asks_for_websocket(head):
+            await self._http(connection)
+            if not connection.upgrading:
+                await connection.linger()
+                return
+        await self._websocket(connection.upgraded())
+
+    async def _head(self, connection: Connection) -> bytes | None:
+        """The first request's head, within its bounds; None when the connection is over without one."""
+        with trio.move_on_after(limits.HTTP_HEAD_SECONDS) as patience:
+            self._heads.add(patience)
+            if self._stopping:
+                patience.cancel()
+            try:
+                return await connection.read_head()
+            except HeadTooLong:
+                await _last_words(connection, 431, "Request Header Fields Too Large", "the request's head is too long")
+                return None
+            finally:
+                self._heads.discard(patience)
+        if not self._stopping:
+            await _last_words(connection, 408, "Request Timeout", "no request arrived in time")
+        return None
+
+    async def _http(self, connection: Connection) -> None:
+        state: dict[str, Any] = {CONNECTION: connection}
+        stream: Any = connection  # hypercorn names a socket's type, and uses a stream's methods
+        await _Http(self._app, self._config, self._context, ConnectionState(state), stream).run()
+
+    async def _refuse(self, connection: Connection) -> None:
+        if self._refusals >= _REFUSALS_MAX:
+            return
+        self._refusals += 1
+        try:
+            await _last_words(connection, 503, "Service Unavailable", "too many connections")
+        finally:
+            self._refusals -= 1
+
+    async def stop(self) -> None:
+        """Return when every connection has come to its end: idle ones now, the others after their requests."""
+        self._stopping = True
+        self._api.drain()
+        for head in self._heads:
+            head.cancel()
+        await self._context.terminated.set()
+        while self._connections:
+            await self._changed.park()
+
+    async def abort_when_cancelled(self) -> None:
+        """hypercorn's writes are shielded from a cancellation; from the end of their stream they are not."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                for connection in tuple(self._connections):
+                    await connection.abort()
+
+
+def _config() -> Config:
+    config = Config()
+    config.errorlog = logging.getLogger("queen_actors.serve.hypercorn")
+    config.include_server_header = False
+    config.keep_alive_timeout = limits.HTTP_KEEP_ALIVE_SECONDS
+    config.keep_alive_max_requests = 1 << 62
+    config.h11_max_incomplete_size = limits.HTTP_HEAD_BYTES
+    return config
+
+
+async def _last_words(connection: Connection, status: int, phrase: str, detail: str) -> None:
+    """Answer a connection that gets no further, and close it."""
+    code = phrase.lower().replace(" ", "_")
+    body = encode({"error": detail, "code": code})
+    head = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    again = "retry-after: 1\r\n" if status == 503 else ""
+    with trio.move_on_after(_REFUSAL_SECONDS):
+        await connection.send_all(f"{head}{again}connection: close\r\n\r\n".encode() + body)
+        await connection.send_eof()
+        await connection.linger()

@@ -1,0 +1,159 @@
+"""The web application: every request over HTTP becomes one `Api.handle` (hypercorn, quart-trio).
+
+The routes are the API's own. Quart reads the body within its bounds, ends a request whose peer is gone, and writes the
+reply; its router is never asked, so that no path is decoded, merged or redirected on the way.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, cast
+
+import trio
+from hypercorn.typing import ASGIReceiveCallable, ASGIReceiveEvent, ASGISendCallable, ASGISendEvent, HTTPScope, Scope
+from quart import Response, request
+from quart_trio import QuartTrio
+from werkzeug.exceptions import BadRequest, RequestEntityTooLarge, RequestTimeout
+
+from queen_actors import limits
+from queen_actors.api import Api, Reply, Request
+from queen_actors.api.errors import error_reply
+from queen_actors.api.messages import value_reply
+from queen_actors.config import Settings
+from queen_actors.errors import Overloaded
+
+from .connection import Connection
+
+access = logging.getLogger("queen_actors.access")
+
+CONNECTION = "queen_actors.connection"
+"""Where a request's scope names its `Connection`, in its `state`."""
+
+
+class Web:
+    """The ASGI application."""
+
+    def __init__(self, api: Api, settings: Settings) -> None:
+        self._api = api
+        self._settings = settings
+        self._bodies = 0
+        self._quart = QuartTrio("queen_actors", static_folder=None)
+        self._quart.config["MAX_CONTENT_LENGTH"] = limits.BODY_BYTES
+        self._quart.config["BODY_TIMEOUT"] = limits.HTTP_BODY_SECONDS
+        self._quart.config["RESPONSE_TIMEOUT"] = None  # the connection bounds its writes by their progress
+        self._quart.before_request(self._answer)
+
+    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        if scope["type"] == "http":
+            connection = cast("Connection | None", cast("dict[str, Any]", scope["state"]).get(CONNECTION))
+            if connection is not None:
+                connection.requests += 1
+            try:
+                await self._serve(scope, receive, send)
+            finally:
+                if connection is not None:
+                    connection.requests -= 1
+        elif scope["type"] == "websocket":
+            await self._refuse_websocket(receive, send)
+
+    async def _serve(self, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        exchange = _Exchange(self, receive, send)
+        try:
+            # Quart gets one path for all: which one it is is read from `raw_path`, and an odd one cannot hurt it
+            await self._quart({**scope, "path": "/"}, exchange.receive, exchange.send)
+            await exchange.finish()
+        finally:
+            self._bodies -= exchange.body_bytes
+
+    def take(self, size: int) -> bool:
+        """Room for so many more bytes of a body; False when there is none."""
+        self._bodies += size
+        return self._bodies <= limits.HTTP_BODIES_BYTES
+
+    async def _answer(self) -> Response:
+        scope = cast("HTTPScope", request.scope)
+        path = _origin_form(scope["raw_path"])
+        try:
+            body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
+        except RequestEntityTooLarge:
+            detail = f"a body takes at most {limits.BODY_BYTES} bytes"
+            return _response(value_reply({"error": detail, "code": "payload_too_large"}, 413))
+        except RequestTimeout:
+            detail = f"the body did not arrive within {limits.HTTP_BODY_SECONDS:g} s"
+            return _response(value_reply({"error": detail, "code": "timeout"}, 408))
+        except BadRequest:  # of the framework, for a body that it cannot read
+            return _response(value_reply({"error": "the body cannot be read", "code": "bad_body"}, 400))
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        started = trio.current_time()
+        reply = await self._api.handle(Request(scope["method"], path, scope["query_string"], headers, body))
+        if self._settings.access_log:
+            took = round((trio.current_time() - started) * 1000, 3)
+            where = {"method": scope["method"], "path": path.decode("latin-1"), "status": reply.status, "ms": took}
+            access.info("%(method)s %(path)s %(status)s %(ms)s ms", where, extra=where)
+        return _response(reply)
+
+    async def _refuse_websocket(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        """WebSockets are not served by hypercorn: what comes here asks for another path, or for ours on HTTP/2."""
+        await receive()
+        detail = "no WebSocket here; connect to /api/v1/ws with HTTP/1.1, as the first request or between two"
+        reply = value_reply({"error": detail, "code": "no_such_route"}, 404)
+        headers = [(name.encode(), value.encode()) for name, value in reply.headers.items()]
+        await send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": reply.body, "more_body": False})
+
+
+class _Exchange:
+    """One request's events, between hypercorn and quart."""
+
+    def __init__(self, web: Web, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        self.body_bytes = 0
+        self._web = web
+        self._receive = receive
+        self._send = send
+        self._last: ASGISendEvent | None = None
+        self._full = False
+
+    async def receive(self) -> ASGIReceiveEvent:
+        event = await self._receive()
+        if event["type"] == "http.request":
+            self.body_bytes += len(event["body"])
+            if not self._web.take(len(event["body"])):
+                self._full = True
+                return {"type": "http.disconnect"}  # which ends quart's part in it
+        return event
+
+    async def send(self, event: ASGISendEvent) -> None:
+        """The end of the response waits for `finish`: hypercorn ends the request with it, which makes quart cancel
+        itself in the middle of hypercorn's work, and the connection's keep-alive timer would never be started."""
+        if event["type"] == "http.response.body" and not event["more_body"]:
+            self._last = event
+        else:
+            await self._send(event)
+
+    async def finish(self) -> None:
+        if self._full:
+            reply = error_reply(Overloaded("too much is being received; send it again"))
+            headers = [(name.encode(), value.encode()) for name, value in reply.headers.items()]
+            headers += [(b"content-length", b"%d" % len(reply.body)), (b"connection", b"close")]
+            await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
+            await self._send({"type": "http.response.body", "body": reply.body, "more_body": False})
+        elif self._last is not None:
+            await self._send(self._last)
+
+
+def _origin_form(target: bytes) -> bytes:
+    """The path of a request target; a proxy's absolute form (`http://host/path`) has it after the host."""
+    if target.startswith(b"/"):
+        return target
+    _, separator, rest = target.partition(b"://")
+    slash = rest.find(b"/")
+    return rest[slash:] if separator and slash >= 0 else target
+
+
+def _response(reply: Reply) -> Response:
+    response = Response(reply.body, reply.status)
+    response.headers.clear()
+    response.headers.extend(reply.headers)
+    if reply.status != 204:
+        response.headers["content-length"] = str(len(reply.body))
+    return response
