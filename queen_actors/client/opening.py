@@ -16,7 +16,6 @@ from .queen import Queen
 from .transport import Retry, Transport
 
 if TYPE_CHECKING:
-    from queen_actors.config import Settings
     from queen_actors.ports import Clock, Ids, Store
 
 
@@ -42,31 +41,17 @@ async def open_broker(
     from queen_actors.api import Api
     from queen_actors.broker import running
     from queen_actors.config import Settings
+    from queen_actors.storage import store_of
 
     from .local import LocalTransport
 
     data = None if path is None else fspath(path)
     chosen = Settings(data=data, **settings)
     async with (
-        running(store or _store(chosen), chosen, clock=clock, ids=ids) as broker,
+        running(store or store_of(chosen), chosen, clock=clock, ids=ids) as broker,
         serving(LocalTransport(broker, Api(broker, chosen))) as queen,
     ):
         yield queen
-
-
-def _store(settings: Settings) -> Store:
-    from queen_actors.storage.memory import MemoryStore
-
-    if settings.data is None:
-        return MemoryStore()
-    from queen_actors.storage.durable import DurableStore
-
-    return DurableStore(
-        settings.data,
-        roll_bytes=settings.journal_roll_bytes,
-        roll_seconds=settings.journal_roll_seconds,
-        snapshot_bytes=settings.snapshot_bytes,
-    )
 
 
 def connect(
