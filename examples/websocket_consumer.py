@@ -1,0 +1,63 @@
+"""Consume orders over a WebSocket, frame by frame, with a WebSocket library and nothing else (websockets).
+
+    python examples/websocket_consumer.py --count 10
+
+The broker pushes each message the moment it is durable. Its lease lives with the connection: if this process dies, the
+message is with another consumer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+
+from websockets.sync.client import ClientConnection, connect
+
+URL = os.environ.get("QUEEN_URL", "http://127.0.0.1:6632")
+
+
+def open_socket() -> ClientConnection:
+    """Connect, trying for five seconds: the broker may be starting."""
+    address = URL.replace("http", "ws", 1) + "/api/v1/ws"
+    for _ in range(50):
+        try:
+            return connect(address, subprotocols=["queen.v1"])  # type: ignore[list-item]
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    return connect(address)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, help="how many orders (default: until it is stopped)")
+    left = parser.parse_args().count
+    with open_socket() as socket:
+        subscribe = {"id": 1, "op": "subscribe", "sub": "s", "queue": "orders", "group": "shipping", "credit": 10}
+        socket.send(json.dumps(subscribe))
+        while left is None or left > 0:
+            frame = json.loads(socket.recv())
+            if frame.get("ok") is False:
+                raise SystemExit(f"the broker refused: {frame['error']}")
+            if frame.get("event") != "messages":
+                continue  # the welcome, replies, heartbeats
+            acks = []
+            for message in frame["messages"]:
+                print(f"shipped order {message['data']['number']} of {frame['partition']}", flush=True)
+                acks.append(
+                    {
+                        "transactionId": message["transactionId"],
+                        "partitionId": message["partitionId"],
+                        "leaseId": frame["leaseId"],
+                        "status": "completed",
+                    }
+                )
+            socket.send(json.dumps({"id": 2, "op": "ack", "consumerGroup": "shipping", "acknowledgments": acks}))
+            left = None if left is None else left - len(acks)
+        while json.loads(socket.recv()).get("id") != 2:
+            pass  # leave when the last ack is answered: it is durable then
+
+
+if __name__ == "__main__":
+    main()
