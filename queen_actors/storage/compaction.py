@@ -10,7 +10,7 @@ import duckdb
 
 from queen_actors.errors import StorageFailed
 
-from . import duck, schema, segments
+from . import duck, faultpoints, schema, segments
 from .directory import DataDirectory, SegmentFile, SnapshotFile
 from .segments import Pace
 
@@ -68,6 +68,8 @@ def merge(
 
     All of the group lie behind the snapshot, so the state in them is not needed any more. Raises as `segments.build`.
     """
+    if faultpoints.armed:
+        faultpoints.passage("merge.start")
     duck.attach(connection, snapshot.path, "base")
     aliases = [f"part_{number}" for number in range(len(group))]
     for file, alias in zip(group, aliases, strict=True):

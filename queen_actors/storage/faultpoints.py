@@ -40,8 +40,13 @@ POINTS = (
     "snapshot.renamed",
     "snapshot.published",
     "snapshot.old_removed",
-    "merge.published",
     "drop.segment_removed",
+    "merge.start",
+    "merge.filled",
+    "merge.checkpointed",
+    "merge.synced",
+    "merge.renamed",
+    "merge.published",
 )
 """Every point, in the order in which the log passes them."""
 

@@ -150,6 +150,12 @@ class SealedLog:
         self._connection = duck.connect(memory_mb, spill)
         if self._found.snapshot is not None:
             self._require_held(self._attach(self._found.snapshot.path), self._found.snapshot)
+        for segment in self._found.since:
+            if not segments.read_meta(self._connection, self._attach(segment.path)).journal_bytes:
+                raise DataDirectoryError(
+                    f"{segment.path} holds messages alone, and no snapshot has the state that was in it: a snapshot is "
+                    "missing. Every file is kept as it is. Restore the data directory from a backup."
+                )
         return segments.read_meta(self._connection, self._attach(newest.path))
 
     def state(self) -> Iterator[list[Effect]]:

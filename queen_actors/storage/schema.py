@@ -185,7 +185,8 @@ META = (
     Column("checksum", "VARCHAR"),
 )
 """One row: the positions that the file covers, the counters and the instant at its end, the bytes of log that it came
-from, how many rows each table has (JSON), and the sum of the hashes of its rows by this DuckDB's `hash`."""
+from (0 for a segment that a merge left without state), how many rows each table has (JSON), and the sum of the hashes
+of its rows by this DuckDB's `hash`."""
 
 SEGMENT_TABLES: dict[str, tuple[Column, ...]] = {
     "messages": MESSAGES,

@@ -55,8 +55,8 @@ def build(
     def fill(alias: str) -> dict[str, int]:
         source.prepare(connection)
         for table in schema.TABLES:
-            query = source.current(table, newest.instant)
-            connection.execute(f"INSERT INTO {alias}.{table.name} {query}")
+            query, key = source.current(table, newest.instant), ", ".join(map(duck.name, table.key))
+            connection.execute(f"INSERT INTO {alias}.{table.name} {query} ORDER BY {key}")
             pace.give_way()
         held = [(*segment[:2], _live(connection, alias, segment)) for segment in (*behind, *since)]
         segments.append(connection, f"{alias}.segments", held, pace)

@@ -117,8 +117,8 @@ _LIVE_KEYS = "internal.kv WHERE expires_at IS NULL OR make_timestamp(expires_at)
 _VIEWS = {
     "messages": f"""
         SELECT place.queue, place."partition", m."offset", m.id, m.txn AS transaction_id,
-            try(decode(m.payload)) AS payload, {_instant("m.ts")} AS created_at, m.trace AS trace_id, m.producer, m.timer_key, m.encrypted,
-            m.pid AS partition_id
+            try(decode(m.payload)) AS payload, {_instant("m.ts")} AS created_at, m.trace AS trace_id, m.producer,
+            m.timer_key, m.encrypted, m.pid AS partition_id
         FROM internal.messages m JOIN {_PLACES} place USING (pid) WHERE m."offset" >= place.log_start""",
     "queues": f"""
         SELECT name AS queue, uid AS id, namespace, task, options, {_instant("created_at")} AS created_at

@@ -1,0 +1,284 @@
+"""Snapshots, drops and merges: what falls away, what stays, and that nobody can tell by reading."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import pytest
+import trio
+from storage_kit import Model, Workload, assert_same, cursor, entry, kv, queue, record
+
+from queen_actors.domain.effects import (
+    Appended,
+    DeadLetterPut,
+    Effect,
+    GroupPut,
+    KvDropped,
+    PartitionPut,
+    QueueDropped,
+    TimerDropped,
+    TimerPut,
+    TracePut,
+)
+from queen_actors.errors import DataDirectoryError
+from queen_actors.limits import TRACE_SECONDS
+from queen_actors.ports import SealedRun
+from queen_actors.storage import DurableStore, compaction, segments
+from queen_actors.storage.upkeep import Upkeep
+
+
+def upkeep(store: DurableStore) -> Upkeep:
+    assert store._open is not None
+    return store._open.upkeep
+
+
+async def opened(path: pathlib.Path) -> tuple[DurableStore, Model]:
+    store, model = DurableStore(str(path)), Model()
+    await store.open(model)
+    return store, model
+
+
+async def step(store: DurableStore, *effects: Effect, now: int = 1_000) -> None:
+    """Commit the effects and seal them into a segment of their own."""
+    await store.commit([entry(now, *effects)])
+    await store.seal()
+
+
+def names(path: pathlib.Path, kind: str) -> list[str]:
+    return sorted(name for name in os.listdir(path) if name.startswith(kind))
+
+
+def partition(pid: int, qid: int = 1, log_start: int = 0) -> PartitionPut:
+    return PartitionPut(pid, qid, f"p{pid}", 5, log_start)
+
+
+def dead_letter(number: int, qid: int, pid: int) -> DeadLetterPut:
+    return DeadLetterPut(f"dead-{number}", qid, pid, "g", record(number), "no", 3, 7)
+
+
+def timer(key: str) -> TimerPut:
+    return TimerPut("q", key, "p", 99, "t", "m", b"1", False, None, 0, None, 1, 1)
+
+
+async def test_a_snapshot_holds_what_is_there(tmp_path: pathlib.Path) -> None:
+    """After a snapshot the restored effects are one put for each thing that exists, and nothing else."""
+    store, _ = await opened(tmp_path)
+    await step(store, queue(), partition(1), kv("a", 1), kv("b", 2), timer("x"), timer("y"), cursor(1, "g", 3))
+    await step(store, kv("a", 3), KvDropped("n", "b", 4, True), TimerDropped("q", "x", True), cursor(1, "g", 5))
+    await upkeep(store).take_snapshot()
+    await step(store, kv("c", 5), KvDropped("n", "a", 6, False))
+    await upkeep(store).take_snapshot()
+    await store.close()
+    store, model = await opened(tmp_path)
+    assert model.restored == [queue(), partition(1), cursor(1, "g", 5), kv("c", 5), timer("y")]
+    await store.close()
+
+
+async def test_everything_of_a_deleted_queue_falls_away(tmp_path: pathlib.Path) -> None:
+    """With a queue go its partitions, groups, cursors, traces and dead letters; another queue of its name stays."""
+    store, _ = await opened(tmp_path)
+    trace = TracePut("tr", 1, "t", "g", (), "info", b"1", None, 5)
+    group = GroupPut(1, "g", "all", 0, False, 5)
+    kept: list[Effect] = [
+        queue(2),
+        GroupPut(2, "g", "all", 0, False, 5),
+        partition(2, 2),
+        cursor(2, "g", 1),
+        dead_letter(2, 2, 2),
+        TracePut("tr2", 2, "t", "g", ("a",), "info", b"1", "w", 5),
+    ]
+    await step(store, queue(1), partition(1), Appended(1, (record(0),)), cursor(1, "g", 1), dead_letter(1, 1, 1))
+    await step(store, trace, group, partition(3), cursor(3, "g", 1), dead_letter(3, 1, 3), *kept)
+    await upkeep(store).take_snapshot()
+    await step(store, cursor(1, "h", 2), dead_letter(4, 1, 3), QueueDropped(1, "q"), queue(5))
+    await upkeep(store).take_snapshot()
+    await store.close()
+    store, model = await opened(tmp_path)
+    assert sorted(map(repr, model.restored)) == sorted(map(repr, [*kept, queue(5)]))
+    assert model.runs == []
+    assert names(tmp_path, "segment") == []
+    await store.close()
+
+
+async def test_old_traces_fall_away(tmp_path: pathlib.Path) -> None:
+    """A snapshot keeps a trace for as long as traces are kept, counted back from its own instant."""
+    store, _ = await opened(tmp_path)
+    end = 1_000_000_000_000
+    traces = [
+        TracePut(f"tr{number}", 1, "t", "g", (), "info", b"1", None, end - TRACE_SECONDS * 1_000_000 + number)
+        for number in (-1, 0, 1)
+    ]
+    await step(store, queue(), partition(1), *traces, now=end)
+    await upkeep(store).take_snapshot()
+    await store.close()
+    store, model = await opened(tmp_path)
+    assert [effect.id for effect in model.restored if isinstance(effect, TracePut)] == ["tr0", "tr1"]
+    await store.close()
+
+
+async def test_a_dead_letter_without_a_queue_stays(tmp_path: pathlib.Path) -> None:
+    """What belongs to no queue that was dropped is kept, whether or not the log has the queue."""
+    store, _ = await opened(tmp_path)
+    await step(store, dead_letter(1, 0, 0))
+    await upkeep(store).take_snapshot()
+    await step(store, kv("a", 1))
+    await upkeep(store).take_snapshot()
+    await store.close()
+    store, model = await opened(tmp_path)
+    assert dead_letter(1, 0, 0) in model.restored
+    await store.close()
+
+
+async def test_segments_without_a_live_message_are_dropped(tmp_path: pathlib.Path) -> None:
+    """A segment goes when all its messages are below their partition's log_start, and not a message sooner."""
+    store, _ = await opened(tmp_path)
+    await step(store, queue(), partition(1), partition(2), Appended(1, (record(0), record(1))))
+    await step(store, Appended(1, (record(2), record(3))), Appended(2, (record(0),)))
+    await step(store, Appended(1, (record(4),)), partition(1, log_start=2))
+    assert len(names(tmp_path, "segment")) == 3
+    await upkeep(store).take_snapshot()
+    assert len(names(tmp_path, "segment")) == 2
+    assert await store.read(1, 0, 9, 1 << 20) == [record(2), record(3), record(4)]
+    await step(store, partition(1, log_start=4))
+    await upkeep(store).take_snapshot()
+    assert len(names(tmp_path, "segment")) == 2
+    await step(store, partition(2, log_start=1))
+    await upkeep(store).take_snapshot()
+    assert len(names(tmp_path, "segment")) == 1
+    assert await store.read(1, 0, 9, 1 << 20) == [record(4)]
+    assert store.statistics().segments == 1
+    await store.close()
+    store, model = await opened(tmp_path)
+    assert model.runs == [SealedRun(1, 4, 4, 1_000, 1_000)]
+    assert len(names(tmp_path, "snapshot")) == 1
+    await store.close()
+
+
+async def test_small_neighbours_are_merged(tmp_path: pathlib.Path) -> None:
+    """Many small segments behind a snapshot become one, with the messages that may still be read, in order."""
+    store, _ = await opened(tmp_path)
+    await step(store, queue(), partition(1), partition(2))
+    for offset in range(10):
+        await step(store, Appended(1, (record(offset),)), Appended(2, (record(offset, 2_000 + offset),)))
+    await step(store, partition(1, log_start=4))
+    await upkeep(store).take_snapshot()
+    assert len(names(tmp_path, "segment")) == 1
+    assert [r.offset for r in await store.read(1, 0, 99, 1 << 20)] == [4, 5, 6, 7, 8, 9]
+    assert await store.read(2, 0, 99, 1 << 20) == [record(offset, 2_000 + offset) for offset in range(10)]
+    assert await store.first_offset_at(2, 2_005) == 5
+    await step(store, Appended(2, (record(10, 3_000),)))
+    assert len(await store.read(2, 5, 10, 1 << 20)) == 6
+    await store.close()
+    store, model = await opened(tmp_path)
+    assert len([run for run in model.runs if run.pid == 1]) == 1
+    assert len(await store.read(2, 0, 10, 1 << 20)) == 11
+    await store.close()
+
+
+async def test_a_merged_segment_needs_its_snapshot(tmp_path: pathlib.Path) -> None:
+    """A merge keeps messages alone, so without the snapshot the log does not open."""
+    store, _ = await opened(tmp_path)
+    await step(store, queue(), partition(1), Appended(1, (record(0),)))
+    for offset in range(1, 10):
+        await step(store, Appended(1, (record(offset),)))
+    await upkeep(store).take_snapshot()
+    await store.close()
+    (tmp_path / names(tmp_path, "snapshot")[0]).unlink()
+    with pytest.raises(DataDirectoryError, match="a snapshot is missing"):
+        await opened(tmp_path)
+
+
+def test_what_is_worth_a_merge() -> None:
+    """Neighbours are joined when they are many and small, or when half a file's worth of them is dead."""
+    from queen_actors.storage.directory import SegmentFile
+
+    files = [SegmentFile(n, n + 1, 0, f"s{n}") for n in range(20)]
+
+    def groups(sizes: list[int], live: dict[int, int]) -> list[list[int]]:
+        chosen = files[: len(sizes)]
+        found = compaction.groups_to_merge(
+            chosen,
+            {(n, n + 1): live.get(n, 100) for n in range(len(sizes))},
+            dict.fromkeys(chosen, 100),
+            {file.path: size for file, size in zip(chosen, sizes, strict=True)},
+            1_000,
+        )
+        return [[file.first for file in group] for group in found]
+
+    assert groups([1_000] * 5, {}) == []
+    assert groups([10] * 7, {}) == []
+    assert groups([10] * 8, {}) == [list(range(8))]
+    assert groups([900, 900], {0: 10, 1: 10}) == [[0, 1]]
+    assert groups([900, 900, 900], {0: 60, 2: 100}) == []
+    assert groups([900, 900, 900], {0: 40}) == [[0]]
+    assert groups([1_000, *[50] * 9], {}) == [list(range(1, 10))]
+
+
+async def test_upkeep_beside_reads(tmp_path: pathlib.Path) -> None:
+    """Reads give the same messages before, during and after snapshots, drops and merges."""
+    store, _ = await opened(tmp_path)
+    work = Workload(21)
+    for _ in range(12):
+        await store.commit(work.entries(40))
+        await store.seal()
+    live = work.model.live_index()
+    done = trio.Event()
+
+    async def read() -> None:
+        while not done.is_set():
+            for pid, messages in live.items():
+                found = await store.read(pid, min(messages), max(messages), 1 << 30)
+                assert found == [work.model.messages[pid][offset] for offset in messages]
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await upkeep(store).take_snapshot()
+        done.set()
+    assert len(names(tmp_path, "segment")) < 12
+    await store.close()
+    store, model = await opened(tmp_path)
+    await assert_same(store, model, work.model)
+    await store.close()
+
+
+async def test_what_makes_a_snapshot_due(tmp_path: pathlib.Path) -> None:
+    """The sealed log since the last one: its bytes against the bound and the last snapshot's, or its many files."""
+    store = DurableStore(str(tmp_path), snapshot_bytes=1 << 30)
+    await store.open(Model())
+    await step(store, kv("a", 1))
+    assert not upkeep(store).snapshot_due()
+    keeper = upkeep(store)
+    keeper.sizes[keeper.since[0].path] = 1 << 31
+    assert keeper.snapshot_due()
+    keeper.sizes[keeper.since[0].path] = 10
+    keeper.since *= 64
+    assert keeper.snapshot_due()
+    keeper.since = keeper.since[:1]
+    await store.close()
+
+
+async def test_offsets_with_a_gap_are_runs_of_their_own(tmp_path: pathlib.Path) -> None:
+    """A partition whose offsets jump is read right on both sides of the jump."""
+    store, _ = await opened(tmp_path)
+    await step(store, queue(), partition(1), Appended(1, (record(0), record(1), record(7), record(8))))
+    assert [r.offset for r in await store.read(1, 1, 7, 1 << 20)] == [1, 7]
+    await store.close()
+    store, model = await opened(tmp_path)
+    assert [(run.first, run.last) for run in model.runs] == [(0, 1), (7, 8)]
+    await store.close()
+
+
+async def test_a_segment_larger_than_a_piece(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages and state of many pieces, in entries of any size, all arrive."""
+    monkeypatch.setattr(segments, "PIECE", 7)
+    monkeypatch.setattr(segments, "FLUSH", 20)
+    store, _ = await opened(tmp_path)
+    work = Workload(4)
+    await store.commit(work.entries(300))
+    await store.seal()
+    await store.close()
+    store, model = await opened(tmp_path)
+    assert not model.entries
+    await assert_same(store, model, work.model)
+    await store.close()
