@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from .actors.acks import Acks
+from .actors.arrivals import Arrivals
 from .actors.clock import RandomIds, TrioClock
 from .actors.coordinator import Coordinator
 from .actors.core import Core, Draft
@@ -24,6 +25,7 @@ from .actors.log import LogStatistics
 from .actors.overview import Overview
 from .actors.partition import Producers
 from .actors.pops import Pops
+from .actors.reads import Reads
 from .actors.retention import Retention
 from .actors.timers import Timers
 from .actors.upkeep import Upkeep
@@ -67,7 +69,7 @@ class Broker:
         self._producers = Producers(core)
         self._acks = Acks(core, self._producers)
         self._pops = Pops(core, self._producers, self._acks)
-        self._groups = Groups(core, self._acks)
+        self._groups = Groups(core, self._producers, self._acks)
         self._keys = Keys(core)
         self._locks = Locks(core)
         self._timers = Timers(core, self._producers)
@@ -75,15 +77,18 @@ class Broker:
         self._views = Views(core, self._producers)
         self._letters = Letters(core, self._producers)
         self.overview = Overview(core, self._producers)
+        self.arrivals = Arrivals(core)
+        self.reads = Reads(core, self._producers, self.arrivals)
         self._upkeep = Upkeep(core)
         self._retention = Retention(core)
         self._observers: tuple[Callable[[Effect], None], ...] = (
             self._acks.observe,
-            self._pops.observe,
+            self._pops.ready.observe,
             self._keys.observe,
             self._timers.observe,
             self._upkeep.observe,
             self._retention.observe,
+            self.arrivals.observe,
         )
 
     # -- messages --------------------------------------------------------------------------------------------------
@@ -154,7 +159,7 @@ class Broker:
     async def configure(self, command: Configure) -> QueueView:
         """Create a queue or change its options (wire-messaging 5)."""
         core = self._core
-        await core.turn([("queue", command.queue)])
+        await core.turn()
         draft = Draft(core)
         known = core.directory.queues.get(command.queue)
         if known is None:
@@ -168,7 +173,7 @@ class Broker:
     async def delete_queue(self, name: str) -> bool:
         """The queue is gone with everything in it; was there one? (12)"""
         core = self._core
-        await core.turn([("queue", name)])
+        await core.turn()
         draft = Draft(core)
         known = core.directory.queues.get(name)
         if known is not None:
@@ -281,6 +286,7 @@ class Broker:
         core.directory.opened_at = self.clock.now()
         recovered = await core.store.open(core.directory)
         self._recovered(recovered)
+        self._release_sessions()
         return recovered
 
     def _recovered(self, recovered: Recovered) -> None:
@@ -295,29 +301,35 @@ class Broker:
         core.log.restart(recovered.position)
         core.directory.observe = self._observe
         self._acks.reset()
-        self._pops.reset()
+        self._pops.ready.reset()
         self._keys.reset()
         self._timers.reset()
         self._upkeep.reset()
         self._retention.reset()
+        self.arrivals.wake_all()
 
     def _observe(self, effect: Effect) -> None:
         for observe in self._observers:
             observe(effect)
 
     async def run(self) -> None:
-        """The background work, until `close`. Whatever it raises is fatal: the broker stops, and the next start
-        recovers from the log."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._pops.run)
-            nursery.start_soon(self._keys.run)
-            nursery.start_soon(self._timers.run)
-            nursery.start_soon(self._upkeep.run)
-            nursery.start_soon(self._retention.run)
-            nursery.start_soon(self._core.store.maintain, self._upkeep.evict)
-            self._release_sessions()
-            await self._commit_groups()
-            nursery.cancel_scope.cancel()
+        """Write the log, and do the background work, until `close`. Whatever it raises is fatal: the broker stops, and
+        the next start recovers from the log. After a refusal by a full disk all of it starts over."""
+        core = self._core
+        while True:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(core.store.maintain, self._upkeep.evict)
+                for work in (self._pops.ready, self._keys, self._timers, self._upkeep, self._retention):
+                    nursery.start_soon(work.run)
+                if core.log.full:
+                    await core.log.probe()
+                    self._acks.settle_debts()
+                    self._pops.look_again()
+                await core.log.run()
+                nursery.cancel_scope.cancel()
+            if core.log.closing or not core.log.full:
+                return
+            await self._reload()
 
     def _release_sessions(self) -> None:
         """Leases that lived with connections of the broker before this one are given back (decisions.md)."""
@@ -326,39 +338,26 @@ class Broker:
         draft.add(cursor_rules.released(cursor) for cursor in lost)
         self._core.commit(draft)
 
-    async def _commit_groups(self) -> None:
-        log = self._core.log
-        while True:
-            await log.run()
-            if not log.full:
-                return
-            await self._reload()
-            await log.probe()
-
     async def _reload(self) -> None:
         """The disk refused a group that is applied in memory: read the state again from what is durable."""
         core = self._core
-        log = core.log
-        log.reloading = True
+        core.log.reload()
         core.directory.observe = lambda effect: None
         await core.store.close()
         core.directory.clear()
         core.directory.opened_at = self.clock.now()
-        recovered = await core.store.open(core.directory)
-        self._recovered(recovered)
-        log.reloading = False
+        self._recovered(await core.store.open(core.directory))
 
     def drain(self) -> None:
         """The broker is about to stop: parked pops answer now, and nothing new is parked."""
         self._pops.close()
 
     async def close(self) -> None:
-        """Commit what is pending, then let go of the store."""
+        """Commit what is pending; nothing is taken in after that. The store is let go of when `run` has ended."""
         self.drain()
         self._core.log.close()
         with suppress(QueenError):  # the callers have been told; what was committed stays
             await self._core.log.durable()
-        await self._core.store.close()
         self._core.log.fail(Unavailable("the broker is closed", code="closed"))
 
 
@@ -377,14 +376,9 @@ async def running(
     """
     settings = settings or Settings()
     broker = Broker(store, settings, clock or TrioClock(), ids or RandomIds())
-    try:
-        await broker.open()
-    except BaseException:
-        with trio.CancelScope(shield=True):
-            await store.close()
-        raise
     mine: Exception | None = None
     try:
+        await broker.open()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(broker.run)
             try:
@@ -396,10 +390,11 @@ async def running(
                     await broker.close()
                 nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        with trio.CancelScope(shield=True):
-            await store.close()
         failure = _only(group)
         raise failure from failure.__cause__
+    finally:
+        with trio.CancelScope(shield=True):
+            await store.close()
     if mine is not None:
         raise mine
 

@@ -78,6 +78,49 @@ class ListedMessage(Struct, frozen=True):
     consumed_by: int
     groups: int
     lease_expires_at: int | None
+    queue_mode: bool
+
+
+class MessageFilter(Struct, frozen=True):
+    """What a message list asks for; instants in microseconds, both inclusive."""
+
+    queue: str | None
+    partition: str | None
+    namespace: str | None
+    task: str | None
+    status: str | None
+    since: int
+    until: int | None
+    limit: int
+    offset: int
+
+
+class FetchEntry(Struct, frozen=True):
+    """Records of one partition from `offset` on, within `max_bytes` of payload (16)."""
+
+    queue: str
+    partition: str
+    offset: int
+    max_bytes: int
+
+
+class Fetched(Struct, frozen=True):
+    """The answer to one entry. `high_watermark`: the next offset to be given; `error`: the wire's word."""
+
+    entry: FetchEntry
+    records: tuple[Record, ...]
+    high_watermark: int
+    log_start: int
+    error: str | None = None
+
+
+class TraceName(Struct, frozen=True):
+    """One name under which there are trace events."""
+
+    name: str
+    traces: int
+    messages: int
+    last_seen: int
 
 
 class ChangedPartition(Struct, frozen=True):
@@ -88,3 +131,12 @@ class ChangedPartition(Struct, frozen=True):
     last_offset: int
     log_start: int
     last_write: int | None
+
+
+class ChangedPage(Struct, frozen=True):
+    """One page of a change list. `after`: where the next one starts, None at the end; `safe_time`: every write up to
+    this instant is in the list."""
+
+    partitions: tuple[ChangedPartition, ...]
+    after: int | None
+    safe_time: int
