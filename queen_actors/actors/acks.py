@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
@@ -11,6 +12,7 @@ from queen_actors.domain import cursor as rules
 from queen_actors.domain.cursor import Ack, AckOutcome, Claim, LeaseEnd, LeaseExtended, Signal
 from queen_actors.domain.effects import CursorDropped, CursorPut, DeadLetterPut, Effect, QueueDropped, Record
 from queen_actors.domain.partition import PartitionState
+from queen_actors.errors import QueenError, StorageFull
 from queen_actors.values import SECOND
 
 from .core import Core, Draft
@@ -26,19 +28,49 @@ def no_partition(pid: int) -> str:
 
 
 class _Hold(Struct):
-    """A lease that lives with a connection, and how many of its messages are not settled yet."""
+    """A lease that lives with a connection. `count` messages were delivered, of which the session was told that
+    `told` are not its own any more; `seen` is how far its cursor had come."""
 
     lease_id: str
     session: str
-    committed: int
-    end: int
-    left: int
+    seen: int
+    expires: int
+    count: int
+    ended: int = 0
+    told: int = 0
 
 
-Loaded = dict[tuple[int, int], Record]
-"""Messages by (partition, offset) that were read from the store for a decision."""
+_HoldKey = tuple[int, str]
+"""(partition, group): there is at most one lease of it."""
+
+
+class _Session(Struct):
+    """A connection: who is told of its leases' ends, and which they are."""
+
+    ended: Callable[[LeaseEnd], None]
+    holds: set[_HoldKey]
+
+
+class _News(Struct):
+    """An end of a lease that is told when the log is durable up to `position`."""
+
+    position: int
+    hold: _Hold
+    end: LeaseEnd
+
+
+class Loaded(Struct):
+    """What was read from the store for a decision: messages by (partition, offset), None for one that is gone; and
+    of a lease's span, by (partition, group, lease), the offsets by transaction id."""
+
+    records: dict[tuple[int, int], Record | None]
+    spans: dict[tuple[int, str, str], dict[str, int]]
+
+
 _Target = tuple[int, str, str]
 """(partition, group, lease): acks of one target are decided together."""
+SPANS = 256
+"""How many leases' spans are remembered: consumers that ack a backlog message by message need theirs again."""
 
 
 class Acks:
@@ -47,15 +79,19 @@ class Acks:
     def __init__(self, core: Core, producers: Producers) -> None:
         self._core = core
         self._producers = producers
-        self._sessions: dict[str, Callable[[LeaseEnd], None]] = {}
-        self._held: dict[tuple[int, str], _Hold] = {}
+        self._sessions: dict[str, _Session] = {}
+        self._held: dict[_HoldKey, _Hold] = {}
+        self._news: deque[_News] = deque()
+        self._owed: dict[str, None] = {}
         self._reason = "settled"
+        self._spans: OrderedDict[tuple[int, str, str], dict[str, int]] = OrderedDict()
+        core.log.on_commit = self._tell
 
     # -- ack -------------------------------------------------------------------------------------------------------
 
     async def ack(self, acks: Sequence[Ack]) -> list[AckOutcome]:
         """Settle messages; each entry has an outcome of its own, in order. One step of the log."""
-        await self._core.turn(self.keys(acks))
+        await self._core.turn(self.keys(acks) if self._core.turns.busy else ())
         loaded = await self.load(acks)
         draft = Draft(self._core)
         outcomes = self.decide(draft, acks, loaded)
@@ -76,42 +112,80 @@ class Acks:
 
     async def load(self, acks: Sequence[Ack]) -> Loaded:
         """Bring into memory what a decision on these acks needs; nothing awaits between its return and the decision."""
-        loaded: Loaded = {}
-        tried: set[tuple[int, str]] = set()
-        place = 0
-        while place < len(acks):
-            wanted = self._wanted(acks[place], loaded, tried)
-            if wanted is None:
-                place += 1
-                continue
-            partition, first, last, group = wanted
-            records = await self._producers.read(partition, first, last - first + 1, limits.BODY_BYTES)
-            for record in records:
-                loaded[(partition.pid, record.offset)] = record
-            if group is not None:
-                tried.add((partition.pid, group))
-                partition.claimed[group] = {record.txn: record.offset for record in reversed(records)}
-            place = 0  # the world may have moved meanwhile: look again from the start
-        return loaded
+        loaded = Loaded({}, {})
+        while True:
+            spans, records = self._missing(acks, loaded)
+            if not spans and not records:
+                return loaded
+            for span, ends in spans.items():
+                loaded.spans[span] = self._spans[span] = await self._index(span[0], *ends)
+            while len(self._spans) > SPANS:
+                self._spans.popitem(last=False)
+            for pid, offsets in records.items():
+                await self._read(pid, sorted(offsets), loaded)
+            await self._core.turn()  # the world may have moved meanwhile: look again
 
-    def _wanted(
-        self, ack: Ack, loaded: Loaded, tried: set[tuple[int, str]]
-    ) -> tuple[PartitionState, int, int, str | None] | None:
-        partition = None if ack.pid is None else self._core.directory.partition(ack.pid)
-        cursor = None if partition is None else partition.cursors.get(ack.group)
-        if partition is None or cursor is None:
-            return None
-        end = cursor.batch_end if cursor.lease_id else None
-        offset = partition.resolve(ack.group, ack.txn, cursor.committed, end)
-        if offset is None or offset <= cursor.committed or (end is not None and offset > end):
-            known = ack.group in partition.claimed or (partition.pid, ack.group) in tried
-            if end is None or known:
-                return None
-            first = max(cursor.committed + 1, end - limits.POP_BATCH_MAX + 1)
-            return partition, first, end, ack.group
-        if ack.status not in ("failed", "dlq") or isinstance(partition.entry(offset), Record):
-            return None
-        return None if (partition.pid, offset) in loaded else (partition, offset, offset, None)
+    def _missing(
+        self, acks: Sequence[Ack], loaded: Loaded
+    ) -> tuple[dict[tuple[int, str, str], tuple[int, int]], dict[int, set[int]]]:
+        """Spans of leases that have no index yet, and messages that may be dead-lettered and are not in memory."""
+        spans: dict[tuple[int, str, str], tuple[int, int]] = {}
+        records: dict[int, set[int]] = {}
+        directory = self._core.directory
+        for ack in acks:
+            partition = None if ack.pid is None else directory.partition(ack.pid)
+            cursor = None if partition is None else partition.cursors.get(ack.group)
+            if partition is None or cursor is None or not cursor.lease_id:
+                continue
+            queue = directory.queue_of(partition)
+            span = (partition.pid, ack.group, cursor.lease_id)
+            known = self._span(span, loaded)
+            offset = partition.resolve(ack.txn, cursor.committed, cursor.batch_end, known or {})
+            if offset is None or not cursor.committed < offset <= cursor.batch_end:
+                if known is None:
+                    group = queue.groups.get(ack.group)
+                    only = 1 if group is not None and group.conflation else limits.POP_BATCH_MAX
+                    spans[span] = (
+                        max(partition.floor(cursor.committed), cursor.batch_end - only) + 1,
+                        cursor.batch_end,
+                    )
+                continue
+            spent = cursor.retries >= queue.options.retry_limit
+            if ack.status == "dlq" or (ack.status == "failed" and spent):
+                held = isinstance(partition.entry(offset), Record) or (partition.pid, offset) in loaded.records
+                if not held:
+                    records.setdefault(partition.pid, set()).add(offset)
+        return spans, records
+
+    def _span(self, span: tuple[int, str, str], loaded: Loaded) -> dict[str, int] | None:
+        known = loaded.spans.get(span)
+        return self._spans.get(span) if known is None else known
+
+    async def _index(self, pid: int, first: int, last: int) -> dict[str, int]:
+        """The offsets of a span by transaction id, the earliest of an id that is there twice."""
+        found: dict[str, int] = {}
+        while first <= last:
+            records = await self._producers.fetch(pid, first, last - first + 1, limits.POP_BYTES)
+            for record in records:
+                found.setdefault(record.txn, record.offset)
+            if not records:
+                break
+            first = records[-1].offset + 1
+        return found
+
+    async def _read(self, pid: int, offsets: Sequence[int], loaded: Loaded) -> None:
+        """Load messages, in runs of neighbours. What retention has removed meanwhile is None."""
+        place = 0
+        while place < len(offsets):
+            first, run = offsets[place], 1
+            while place + run < len(offsets) and offsets[place + run] == first + run:
+                run += 1
+            found = await self._producers.fetch(pid, first, run, limits.POP_BYTES)
+            loaded.records.update({(pid, record.offset): record for record in found})
+            last = found[-1].offset if found else first
+            while place < len(offsets) and offsets[place] <= last:
+                loaded.records.setdefault((pid, offsets[place]), None)
+                place += 1
 
     def decide(self, draft: Draft, acks: Sequence[Ack], loaded: Loaded, *, repeats: bool = True) -> list[AckOutcome]:
         """What each ack comes to; the effects go into the draft. Call `load` just before. `repeats`: a repeat of the
@@ -149,14 +223,17 @@ class Acks:
         if cursor is None:
             return [AckOutcome(ack.txn, False, rules.STALE_LEASE) for ack in acks]
         end = cursor.batch_end if cursor.lease_id else None
+        leased = self._span((pid, group, cursor.lease_id or cursor.settled_lease), loaded) or {}
         entries = [
-            (ack.txn, Signal(ack.status, partition.resolve(group, ack.txn, cursor.committed, end), ack.error))
+            (ack.txn, Signal(ack.status, partition.resolve(ack.txn, cursor.committed, end, leased), ack.error))
             for ack in acks
         ]
         acked = rules.acknowledge(cursor, entries, lease_id, draft.now, queue.options, repeats=repeats)
         for offset, error in acked.dead:
             known = partition.entry(offset)
-            record = known if isinstance(known, Record) else loaded[(pid, offset)]
+            record = known if isinstance(known, Record) else loaded.records.get((pid, offset))
+            if record is None:
+                continue  # retention removed it while it was leased: nothing is left to keep
             mid = self._core.ids.uuid(draft.now)
             draft.effects.append(
                 DeadLetterPut(mid, queue.put.qid, pid, group, record, error, cursor.retries, draft.now)
@@ -178,7 +255,7 @@ class Acks:
 
     async def extend(self, lease_id: str, seconds: int) -> LeaseExtended:
         """Every live lease under this id lasts `seconds` from now at the least (section 9)."""
-        await self._core.turn(())
+        await self._core.turn()
         draft = Draft(self._core)
         after = [rules.extended(cursor, lease_id, draft.now, seconds * SECOND) for cursor in self._cursors(lease_id)]
         renewed = [cursor for cursor in after if cursor is not None]
@@ -187,56 +264,87 @@ class Acks:
         await self._core.log.durable()
         return LeaseExtended(len(renewed), min((cursor.lease_expires for cursor in renewed), default=None))
 
-    def give_back(self, lease_id: str) -> int:
-        """Release what is leased under this id without a charge, now; durable with the next group."""
-        cursors = self._cursors(lease_id)
-        if cursors:
-            draft = Draft(self._core)
-            draft.add(rules.released(cursor) for cursor in cursors)
-            self._core.commit(draft)
-        return len(cursors)
-
     async def release(self, lease_id: str) -> int:
-        """`give_back`, and return when it is durable: how many partitions were under the lease."""
-        await self._core.turn(())
-        count = self.give_back(lease_id)
+        """Give back what is leased under this id, without a charge; returns, when it is durable, how many partitions
+        were under the lease."""
+        await self._core.turn()
+        count = self._give_back(self._cursors(lease_id), rules.released)
         await self._core.log.durable()
         return count
+
+    def withdraw(self, lease_id: str) -> None:
+        """The messages of this lease could not be handed over, and nobody is told of it: as if never claimed."""
+        for key in self._core.directory.leases.get(lease_id, ()):
+            self._let_go(key)
+        self._owe(lease_id, rules.withdrawn)
+
+    def _give_back(self, cursors: Sequence[CursorPut], rule: Callable[[CursorPut], CursorPut]) -> int:
+        if cursors:
+            draft = Draft(self._core)
+            draft.add(rule(cursor) for cursor in cursors)
+            self._core.commit(draft, urgent=True)
+        return len(cursors)
+
+    def _owe(self, lease_id: str, rule: Callable[[CursorPut], CursorPut] = rules.released) -> None:
+        """Give back now, or, when the disk is full, as soon as there is room."""
+        try:
+            self._give_back(self._cursors(lease_id), rule)
+        except StorageFull:
+            self._owed[lease_id] = None
+        except QueenError:
+            return  # the broker stops: the next start gives back what its sessions held
+
+    def settle_debts(self) -> None:
+        """There is room on the disk again: give back what is owed."""
+        owed = list(self._owed)
+        self._owed.clear()
+        for lease_id in owed:
+            self._owe(lease_id)
 
     # -- leases that live with a connection ------------------------------------------------------------------------
 
     def open_session(self, ended: Callable[[LeaseEnd], None]) -> str:
-        """A connection begins; `ended` is called, synchronously, whenever messages of its leases stop being its own."""
+        """A connection begins; `ended` is called, synchronously, when it is durable that messages of its leases are
+        not its own any more: for each lease, the numbers of messages add up to what was delivered under it."""
         session = self._core.ids.uuid(self._core.clock.now())
-        self._sessions[session] = ended
+        self._sessions[session] = _Session(ended, set())
         return session
 
     def close_session(self, session: str) -> None:
-        """The connection is gone: its leases are given back at once, without a charge."""
-        self._sessions.pop(session, None)
-        held = [key for key, hold in self._held.items() if hold.session == session]
-        leases = {self._held.pop(key).lease_id for key in held}
+        """The connection is gone, and hears nothing more: its leases are given back at once, without a charge."""
+        closed = self._sessions.pop(session, None)
+        if closed is None:
+            return
+        leases = {self._held.pop(key).lease_id for key in closed.holds}
         for lease_id in sorted(leases):
-            self.give_back(lease_id)
+            self._owe(lease_id)
 
-    def reset(self) -> None:
-        """The directory was read from the log: what a session holds is what the log says that it holds."""
-        for (pid, group), hold in list(self._held.items()):
-            if (pid, group) not in self._core.directory.leases.get(hold.lease_id, ()):
-                self._end(pid, group, hold, "expired")
+    def holds(self) -> list[_HoldKey]:
+        """(partition, group) of every lease that lives with a connection."""
+        return sorted(self._held)
 
     def hold(self, session: str, group: str, lease_id: str, claims: Sequence[Claim]) -> None:
-        """These claims, about to be committed, belong to the session."""
+        """These claims, just committed, belong to the session."""
+        known = self._sessions.get(session)
+        if known is None:
+            return
         for claim in claims:
-            first, last = claim.records[0].offset, claim.records[-1].offset
-            self._held[(claim.pid, group)] = _Hold(lease_id, session, first - 1, last, len(claim.records))
+            key = (claim.pid, group)
+            partition = self._core.directory.partition(claim.pid)
+            assert partition is not None, "it was claimed in this very step"
+            cursor = partition.cursors[group]
+            first = claim.records[0].offset
+            self._held[key] = _Hold(lease_id, session, first - 1, cursor.lease_expires, len(claim.records))
+            known.holds.add(key)
 
     def expire(self, partition: PartitionState, group: str, now: int) -> None:
-        """The partition became ready for the group at this time: tell the session whose lease has run out."""
-        hold = self._held.get((partition.pid, group))
-        cursor = partition.cursors.get(group)
-        if hold is not None and cursor is not None and cursor.lease_expires <= now:
-            self._end(partition.pid, group, hold, "expired")
+        """Something became due for the group at this time: tell the session whose lease has run out."""
+        if not self._held:
+            return
+        key = (partition.pid, group)
+        hold = self._held.get(key)
+        if hold is not None and hold.expires <= now:
+            self._end(key, hold, "expired")
 
     def ending(self, reason: str) -> None:
         """Leases that end in the step that is committed next end for this reason."""
@@ -247,31 +355,71 @@ class Acks:
         if not self._held:
             return
         if isinstance(effect, CursorPut):
-            hold = self._held.get((effect.pid, effect.group))
+            key = (effect.pid, effect.group)
+            hold = self._held.get(key)
             if hold is None:
                 return
             if effect.lease_id != hold.lease_id:
-                self._end(effect.pid, effect.group, hold, self._reason)
-            elif effect.committed > hold.committed:
-                settled = min(effect.committed - hold.committed, hold.left)
-                hold.committed = effect.committed
-                hold.left -= settled
-                self._tell(hold, LeaseEnd(hold.lease_id, effect.pid, effect.group, settled, "settled"))
+                expired = hold.expires <= self._core.directory.last_instant
+                self._end(key, hold, "expired" if expired else self._reason)
+                return
+            hold.expires = effect.lease_expires
+            settled = min(effect.committed - hold.seen, hold.count - hold.ended)
+            if settled > 0:
+                hold.seen = effect.committed
+                self._report(effect.pid, effect.group, hold, settled, "settled")
         elif isinstance(effect, CursorDropped):
-            hold = self._held.get((effect.pid, effect.group))
+            key = (effect.pid, effect.group)
+            hold = self._held.get(key)
             if hold is not None:
-                self._end(effect.pid, effect.group, hold, self._reason)
+                self._end(key, hold, self._reason)
         elif isinstance(effect, QueueDropped):
             directory = self._core.directory
-            for (pid, group), hold in list(self._held.items()):
-                if directory.partition(pid) is None:
-                    self._end(pid, group, hold, "deleted")
+            for key, hold in list(self._held.items()):
+                if directory.partition(key[0]) is None:
+                    self._end(key, hold, "deleted")
 
-    def _end(self, pid: int, group: str, hold: _Hold, reason: str) -> None:
-        del self._held[(pid, group)]
-        self._tell(hold, LeaseEnd(hold.lease_id, pid, group, hold.left, reason))
+    def _end(self, key: _HoldKey, hold: _Hold, reason: str) -> None:
+        self._let_go(key)
+        self._report(*key, hold, hold.count - hold.ended, reason)
 
-    def _tell(self, hold: _Hold, end: LeaseEnd) -> None:
-        ended = self._sessions.get(hold.session)
-        if ended is not None:
-            ended(end)
+    def _let_go(self, key: _HoldKey) -> None:
+        hold = self._held.pop(key, None)
+        session = None if hold is None else self._sessions.get(hold.session)
+        if session is not None:
+            session.holds.discard(key)
+
+    def _report(self, pid: int, group: str, hold: _Hold, messages: int, reason: str) -> None:
+        hold.ended += messages
+        end = LeaseEnd(hold.lease_id, pid, group, messages, reason)
+        self._news.append(_News(self._core.log.position, hold, end))
+        self._tell(self._core.log.committed)
+
+    def _tell(self, committed: int) -> None:
+        """Tell the sessions what is durable by now, in the order in which it happened."""
+        news = self._news
+        while news and news[0].position <= committed:
+            first = news.popleft()
+            first.hold.told += first.end.messages
+            session = self._sessions.get(first.hold.session)
+            if session is not None:
+                session.ended(first.end)
+
+    def reset(self) -> None:
+        """The directory was read again from the log. What was not durable did not happen: of what sessions were not
+        told, those holds are back that the log still shows; a claim that was refused reached nobody."""
+        holds = {(news.end.pid, news.end.group): news.hold for news in self._news}
+        self._news.clear()
+        self._spans.clear()
+        for key, hold in {**self._held, **holds}.items():
+            self._let_go(key)
+            partition = self._core.directory.partition(key[0])
+            cursor = None if partition is None else partition.cursors.get(key[1])
+            session = self._sessions.get(hold.session)
+            if session is None or cursor is None or cursor.lease_id != hold.lease_id:
+                continue
+            hold.ended = hold.told
+            hold.seen = max(cursor.committed, cursor.batch_end - hold.count)
+            hold.expires = cursor.lease_expires
+            self._held[key] = hold
+            session.holds.add(key)

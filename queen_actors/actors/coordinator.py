@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from queen_actors.domain import cursor as cursor_rules
 from queen_actors.domain import transaction as rules
 from queen_actors.domain.cursor import Ack, AckOutcome
+from queen_actors.domain.effects import CursorDropped
 from queen_actors.domain.kv import Precondition
 from queen_actors.domain.partition import PushItem, PushOutcome
 from queen_actors.domain.transaction import (
@@ -50,8 +51,8 @@ class Coordinator:
         transaction = rules.fenced(transaction)
         acks = [step for step in transaction.steps if isinstance(step, Ack)]
         async with self._core.turns.hold(self._participants(transaction, acks)):
-            self._core.log.admit()
-            loaded = await self._acks.load(acks) if acks else {}
+            await self._core.log.reloaded()
+            loaded = await self._acks.load(acks)
             draft = Draft(self._core)
             reply = self._decide(draft, transaction, acks, loaded)
             if isinstance(reply, Committed):
@@ -101,9 +102,11 @@ class Coordinator:
             partition = self._core.directory.find(position.queue, position.partition)
             if partition is None:
                 return RolledBack("queue_not_found", f"no partition {position.partition!r} of queue {position.queue!r}")
-            cursor = partition.cursors.get(position.group) or self._core.directory.cursor(partition, position.group)
-            committed = partition.log_start - 1 if position.offset is None else position.offset - 1
-            draft.effects.append(cursor_rules.sought(cursor, min(committed, partition.next_offset - 1)))
+            if position.offset is None:
+                draft.effects.append(CursorDropped(partition.pid, position.group))
+                continue
+            committed = partition.floor(min(position.offset, partition.next_offset) - 1)
+            draft.effects.append(cursor_rules.fresh(partition.pid, position.group, committed))
         return None
 
 

@@ -82,16 +82,29 @@ class Core:
         self.log = Log(store)
         self.turns = Turns()
 
-    async def turn(self, keys: Iterable[Key]) -> None:
-        """Return when a command on these actors may be decided: they are free, and the log takes writes."""
-        if self.turns.busy:
-            await self.turns.clear(keys)
-        self.log.admit()
+    async def turn(self, keys: Iterable[Key] = ()) -> None:
+        """Return when a command on these actors may be decided: nobody holds them, and the state is whole.
 
-    def commit(self, draft: Draft) -> None:
-        """Hand a decided step to the log and apply it, in one go; `log.durable()` tells when it survives a crash."""
+        Whoever awaits anything after this, and before its decision, asks again.
+        """
+        if not (self.log.reloading or self.turns.busy):
+            return
+        wanted = list(keys)
+        while True:
+            await self.log.reloaded()
+            await self.turns.clear(wanted)
+            if not self.log.reloading:
+                return
+
+    def commit(self, draft: Draft, *, urgent: bool = False) -> None:
+        """Hand a decided step to the log and apply it, in one go; `log.durable()` tells when it survives a crash.
+
+        A step without effects is no step, so that reads go on whatever the log says. Raises what `Log.admit` raises,
+        and then nothing has happened.
+        """
         if not draft.effects:
             return
+        self.log.admit(urgent=urgent)
         counters = fx.Counters(draft.version, draft.pid, draft.qid)
         entry = fx.Entry(draft.now, counters, tuple(draft.effects))
         self.log.append(entry)

@@ -60,6 +60,8 @@ class Directory:
         self.queue_names: dict[int, str] = {}
         self.active: dict[int, PartitionState] = {}
         self.packed: dict[int, bytes] = {}
+        self.woken: list[int] = []
+        """Partitions that were brought back into memory; whoever packs them away keeps this short."""
         self.namespaces: dict[str, NamespaceState] = {}
         self.locks: dict[str, LockState] = {}
         self.timers: dict[str, TimersState] = {}
@@ -87,6 +89,7 @@ class Directory:
             if packed is None:
                 return None
             state = self.active[pid] = PartitionState.unpack(pid, packed)
+            self.woken.append(pid)
         return state
 
     def peek(self, pid: int) -> PartitionState | None:
@@ -96,6 +99,14 @@ class Directory:
             packed = self.packed.get(pid)
             return None if packed is None else PartitionState.unpack(pid, packed)
         return state
+
+    def consumes(self, pid: int, group: str) -> bool:
+        """Has the group a cursor in the partition? One that is packed away stays so."""
+        state = self.active.get(pid)
+        if state is not None:
+            return group in state.cursors
+        packed = self.packed.get(pid, b"")
+        return group.encode(errors="surrogatepass") in packed and group in PartitionState.unpack(pid, packed).cursors
 
     def find(self, queue: str, partition: str) -> PartitionState | None:
         state = self.queues.get(queue)
@@ -139,15 +150,19 @@ class Directory:
         if known is not None and known.put.qid == effect.qid:
             known.put = effect
             return
+        if known is not None:  # recovery: the drop between the two incarnations is not told
+            self._forget(known)
         self.queues[effect.name] = QueueState(effect)
         self.queue_names[effect.qid] = effect.name
 
     def _queue_dropped(self, effect: fx.QueueDropped) -> None:
-        self.queue_names.pop(effect.qid, None)
         queue = self.queues.get(effect.name)
-        if queue is None or queue.put.qid != effect.qid:
-            return
-        del self.queues[effect.name]
+        if queue is not None and queue.put.qid == effect.qid:
+            self._forget(queue)
+
+    def _forget(self, queue: QueueState) -> None:
+        """A queue with everything in it; recovery has partitions of it told after that, which are nobody's."""
+        del self.queues[queue.name], self.queue_names[queue.put.qid]
         for pid in queue.partitions.values():
             partition = self.partition(pid)
             if partition is not None:
@@ -173,7 +188,6 @@ class Directory:
         if before is None or before.lease_id != effect.lease_id:
             if before is not None:
                 self._unlease(before)
-                partition.claimed.pop(effect.group, None)
             if effect.lease_id:
                 self.leases.setdefault(effect.lease_id, set()).add((effect.pid, effect.group))
         partition.put_cursor(effect)

@@ -14,19 +14,20 @@ from queen_actors.values import QUEUE_MODE
 
 from .acks import Acks
 from .core import Core, Draft
-from .partition import offset_at
+from .partition import Producers, offset_at
 
 
 class Groups:
     """The consumer groups of one broker."""
 
-    def __init__(self, core: Core, acks: Acks) -> None:
+    def __init__(self, core: Core, producers: Producers, acks: Acks) -> None:
         self._core = core
+        self._producers = producers
         self._acks = acks
 
     async def register(self, queue: str, group: str, mode: str | None, start: str | None, conflation: bool) -> None:
         """The group's first contact with the queue, which is created if need be. A second one changes nothing."""
-        await self._core.turn([("queue", queue)])
+        await self._core.turn()
         draft = Draft(self._core)
         state = draft.queue(queue)
         if group != QUEUE_MODE and group not in state.groups:
@@ -41,44 +42,48 @@ class Groups:
 
         Live leases are dropped. Returns how many partitions moved; None when there is no such queue or partition.
         """
-        await self._core.turn([("queue", queue)])
-        state = self._core.directory.queues.get(queue)
-        targets = [] if state is None else self._partitions(state, partition)
-        if not targets:
-            return None
-        starts: dict[int, int] = {}
-        if to is not None:
-            for target in targets:
-                if offset_at(target, to) is None:
-                    found = await self._core.store.first_offset_at(target.pid, to)
-                    starts[target.pid] = target.base if found is None else found
+        await self._core.turn()
+        starts = await self._starts(queue, partition, to) if to is not None else {}
         draft = Draft(self._core)
         moved: list[CursorPut] = []
-        for target in targets:
-            if self._core.directory.partition(target.pid) is None:
-                continue
+        state = self._core.directory.queues.get(queue)
+        for target in [] if state is None else self._partitions(state, partition):
             at = target.next_offset if to is None else offset_at(target, to)
-            committed = max(starts[target.pid] if at is None else at, target.log_start) - 1
+            committed = max(starts.get(target.pid, target.base) if at is None else at, target.log_start) - 1
             cursor = target.cursors.get(group) or rules.fresh(target.pid, group, committed)
             moved.append(rules.sought(cursor, committed))
         draft.add(moved)
         self._commit(draft, "seek")
         await self._core.log.durable()
-        return len(moved)
+        return len(moved) or None
+
+    async def _starts(self, queue: str, partition: str | None, to: int) -> dict[int, int]:
+        """The first offset at or after `to` of each partition where only the store can tell."""
+        found: dict[int, int] = {}
+        while True:
+            state = self._core.directory.queues.get(queue)
+            targets = [] if state is None else self._partitions(state, partition)
+            asked = [(p.pid, p.base) for p in targets if p.pid not in found and offset_at(p, to) is None]
+            if not asked:
+                return found
+            for pid, base in asked:
+                at = await self._producers.first_offset_at(pid, to)
+                found[pid] = base if at is None else at
+            await self._core.turn()
 
     async def delete(self, group: str, queue: str | None, *, metadata: bool) -> GroupDeleted:
         """Forget the group's cursors in one queue or in all; with `metadata` its registrations too, so that the same
         name starts afresh. What was leased is free; the log stays."""
+        await self._core.turn()
         directory = self._core.directory
-        await self._core.turn([("queue", name) for name in ([queue] if queue is not None else directory.queues)])
         draft = Draft(self._core)
         names: list[str] = []
         dropped: list[CursorDropped] = []
         registrations: list[GroupDropped] = []
-        for state in list(directory.queues.values()):
+        for state in directory.queues.values():
             if queue is not None and state.name != queue:
                 continue
-            found = [p.pid for p in self._partitions(state, None) if group in p.cursors]
+            found = [pid for pid in state.partitions.values() if directory.consumes(pid, group)]
             dropped.extend(CursorDropped(pid, group) for pid in found)
             known = metadata and group in state.groups
             if known:
@@ -95,7 +100,7 @@ class Groups:
         """Later first contacts of the group with a partition start at `to`; cursors that exist stay. Returns how many
         queues' registrations changed."""
         directory = self._core.directory
-        await self._core.turn([("queue", name) for name in directory.queues])
+        await self._core.turn()
         draft = Draft(self._core)
         changed: list[GroupPut] = [
             replace(state.groups[group], mode="timestamp", from_ts=to)

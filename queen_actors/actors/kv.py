@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from queen_actors.domain import kv as rules
-from queen_actors.domain.effects import Effect, KvPut
+from queen_actors.domain.effects import Effect, KvDropped, KvPut
 from queen_actors.domain.kv import KvOp, KvResult, Precondition
 from queen_actors.domain.locks import parse_permit_key
 from queen_actors.errors import QueenError
@@ -57,9 +57,14 @@ class Keys:
         return list(decision.results)
 
     def observe(self, effect: Effect) -> None:
-        """An effect was applied: a key that will expire is on the agenda."""
-        if isinstance(effect, KvPut) and effect.expires_at is not None:
-            self._agenda.add(effect.expires_at, (effect.ns, effect.key))
+        """An effect was applied: a key that will expire is on the agenda, and no other."""
+        if isinstance(effect, KvPut):
+            if effect.expires_at is not None:
+                self._agenda.add(effect.expires_at, (effect.ns, effect.key))
+            elif len(self._agenda):
+                self._agenda.discard((effect.ns, effect.key))
+        elif isinstance(effect, KvDropped) and len(self._agenda):
+            self._agenda.discard((effect.ns, effect.key))
 
     def reset(self) -> None:
         """The directory was read from the log."""
@@ -71,13 +76,11 @@ class Keys:
         while True:
             due = await self._agenda.due(SWEEP)
             try:
-                await self._core.turn(("kv", ns) for ns, _ in due)
-            except QueenError:
+                self._sweep(due)
+                await self._core.log.durable()
+            except QueenError:  # the log takes nothing now
                 for item in due:
                     self._agenda.add(self._core.clock.now() + SWEEP_RETRY, item)
-                continue
-            self._sweep(due)
-            await self._core.log.durable()
 
     def _sweep(self, due: Sequence[tuple[str, str]]) -> None:
         draft = Draft(self._core)
@@ -91,4 +94,4 @@ class Keys:
                 if row is not None and row.expires_at is not None and row.expires_at > draft.now:
                     self._agenda.add(row.expires_at, (ns, key))
             draft.add(rules.expired(space, keys, draft.now, draft.version))
-        self._core.commit(draft)
+        self._core.commit(draft, urgent=True)

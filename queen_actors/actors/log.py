@@ -6,6 +6,8 @@ No timer and no pipelining: whatever was appended during the running commit is t
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from copy import copy
 
 import outcome
 import trio
@@ -19,6 +21,10 @@ from queen_actors.ports import Store
 
 PROBE_SECONDS = 0.5
 """How often a full disk is asked whether there is room again."""
+
+
+def _nobody(_: int) -> None:
+    """Nobody asked to be told."""
 
 
 class LogStatistics(Struct, frozen=True):
@@ -46,23 +52,46 @@ class Log:
         self._groups = 0
         self.full = False
         self.reloading = False
+        self._reloaded = trio.Event()
         self._failure: QueenError | None = None
         self._closing = False
+        self.on_commit: Callable[[int], None] = _nobody
+        """Told, with the position, each time that more is durable, before anybody's reply leaves."""
 
     def statistics(self) -> LogStatistics:
         return LogStatistics(self.position, self.committed, self._groups, self._backlog, len(self._waiting), self.full)
 
+    @property
+    def closing(self) -> bool:
+        return self._closing
+
     def restart(self, position: int) -> None:
         """The state was read from the store, which is at `position`."""
         self.position = self.committed = position
+        self.reloading = False
+        self._reloaded.set()
 
-    def admit(self) -> None:
-        """May a command that writes be decided now? Raises StorageFull, Overloaded or StorageFailed."""
+    def reload(self) -> None:
+        """The state is about to be read again from the store: until `restart` there is none to look at."""
+        self.reloading = True
+        self._reloaded = trio.Event()
+
+    async def reloaded(self) -> None:
+        """Return when the state is whole. Raises Unavailable when that takes longer than a call may."""
+        with trio.move_on_after(limits.CALL_DEADLINE_SECONDS):
+            while self.reloading:
+                await self._reloaded.wait()
+        if self.reloading:
+            raise Unavailable("the state is being read again from the log; send the call again", code="retry")
+
+    def admit(self, *, urgent: bool = False) -> None:
+        """May a step be appended now? Raises StorageFull, StorageFailed or, unless it is `urgent` (the broker's own,
+        which frees rather than adds), Overloaded."""
         if self._failure is not None:
-            raise self._failure
+            raise copy(self._failure)
         if self.full:
             raise StorageFull("the disk is full: the write was refused; make room, the broker resumes by itself")
-        if self._backlog > limits.LOG_BACKLOG_BYTES:
+        if self._backlog > limits.LOG_BACKLOG_BYTES and not urgent:
             raise Overloaded("more is waiting for the disk than may wait; send the call again")
 
     def append(self, entry: Entry) -> int:
@@ -90,7 +119,7 @@ class Log:
         if self.reloading:
             raise Unavailable("the state is being read again from the log; send the call again", code="retry")
         if self._failure is not None:
-            raise self._failure
+            raise copy(self._failure)
         if wanted <= self.committed:
             await checkpoint()
             return
@@ -123,14 +152,18 @@ class Log:
             except StorageFailed as failure:
                 self.fail(failure)
                 raise
+            except Exception:  # a fault of ours in the store: what became of the group is not known
+                self.fail(StorageFailed("a write failed, and what became of it is not known; the broker stops"))
+                raise
             self._groups += 1
             self._backlog -= size
             self.committed += len(group)
+            self.on_commit(self.committed)
             self._wake()
 
     async def probe(self) -> None:
         """While the disk is full: ask with an empty group until one is taken, then let writes in again."""
-        while self.full:
+        while self.full and not self._closing:
             await trio.sleep(PROBE_SECONDS)
             try:
                 await self._store.commit(())
@@ -139,7 +172,7 @@ class Log:
             self.full = False
 
     def close(self) -> None:
-        """Let `run` end when what is pending is committed."""
+        """Let `run` and `probe` end when what is pending is committed."""
         self._closing = True
         if self._idle is not None:
             reschedule(self._idle)
@@ -179,7 +212,7 @@ class Log:
 
     def _drop(self, error: QueenError) -> None:
         for _, task in self._waiting:
-            reschedule(task, outcome.Error(type(error)(error.detail)))
+            reschedule(task, outcome.Error(copy(error)))
         self._waiting.clear()
 
     async def _park(self) -> None:

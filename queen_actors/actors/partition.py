@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from queen_actors.domain.effects import Appended, QueueOptions, Record
+from queen_actors.domain.effects import Appended, Record
 from queen_actors.domain.partition import PartitionState, PushItem, PushOutcome
+from queen_actors.errors import StorageFailed, Unavailable
 from queen_actors.values import SECOND
 
 from .core import Core, Draft
@@ -20,7 +22,9 @@ class Producers:
     async def push(self, items: Sequence[PushItem]) -> list[PushOutcome]:
         """Append each item to its partition, in order; all of the call is one step of the log."""
         core = self._core
-        await core.turn({("partition", f"{item.queue}\x00{item.partition}") for item in items})
+        await core.turn(
+            {("partition", f"{item.queue}\x00{item.partition}") for item in items} if core.turns.busy else ()
+        )
         draft = Draft(core)
         outcomes = self.decide(draft, items)
         core.commit(draft)
@@ -61,7 +65,33 @@ class Producers:
         found = partition.in_memory(first, last - first + 1, max_bytes)
         if found is not None:
             return found
-        return tuple(await self._core.store.read(partition.pid, first, last, max_bytes))
+        with self._reading():
+            return tuple(await self._core.store.read(partition.pid, first, last, max_bytes))
+
+    async def fetch(self, pid: int, first: int, count: int, max_bytes: int) -> tuple[Record, ...]:
+        """`read` by the partition's number; empty when there is no such partition (any more)."""
+        partition = self._core.directory.partition(pid)
+        return () if partition is None else await self.read(partition, first, count, max_bytes)
+
+    async def first_offset_at(self, pid: int, ts: int) -> int | None:
+        """What the store says: the first sealed offset at or after the instant, or None."""
+        with self._reading():
+            return await self._core.store.first_offset_at(pid, ts)
+
+    async def find(self, pid: int, txn: str) -> int | None:
+        """What the store says: the last sealed offset of this transaction id, or None."""
+        with self._reading():
+            return await self._core.store.find(pid, txn)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """The store is closed for a moment while the state is read again: no fault, and the call may be repeated."""
+        try:
+            yield
+        except StorageFailed:
+            if not self._core.log.full:
+                raise
+            raise Unavailable("the disk is full, and the state is being read again", code="retry") from None
 
 
 def offset_at(partition: PartitionState, ts: int) -> int | None:
@@ -80,8 +110,3 @@ def offset_at(partition: PartitionState, ts: int) -> int | None:
     if partition.created_at >= ts:
         return partition.log_start
     return None
-
-
-def keeps_dead_letters(options: QueueOptions) -> bool:
-    """Either flag is enough (`wire-messaging.md` 5)."""
-    return options.dead_letter_queue or options.dlq_after_max_retries

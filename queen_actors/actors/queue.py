@@ -7,9 +7,9 @@ made from the partitions' states, and a pop never looks at partitions that have 
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Generic, TypeVar
 
 import trio
 
@@ -19,6 +19,8 @@ from queen_actors.domain.queue import QueueState
 from queen_actors.errors import Overloaded
 from queen_actors.limits import PARKED_POPS_PER_QUEUE
 from queen_actors.values import SECOND
+
+from .agenda import Deadlines
 
 
 def visible_at(partition: PartitionState, head: int, options: QueueOptions) -> int:
@@ -46,14 +48,19 @@ def claimable_at(partition: PartitionState, cursor: CursorPut, options: QueueOpt
 class GroupIndex:
     """The partitions of one queue as one group sees them."""
 
-    __slots__ = ("_due", "_later", "group", "queue", "ready")
+    __slots__ = ("_later", "group", "pauses", "queue", "ready", "start", "whole")
 
-    def __init__(self, queue: str, group: str) -> None:
+    def __init__(self, queue: str, group: str, pauses: tuple[int, int]) -> None:
         self.queue = queue
         self.group = group
         self.ready: OrderedDict[int, None] = OrderedDict()  # O(1) at both ends, unlike a dict
-        self._later: list[tuple[int, int]] = []
-        self._due: dict[int, int] = {}
+        self._later: Deadlines[int] = Deadlines()
+        self.whole = False
+        """Whether every partition of the queue was taken in; pops of one partition each do not need that."""
+        self.pauses = pauses
+        self.start: tuple[str, int] | None = None
+        """Delay and window, and the registered start, under which partitions were put aside: when these change, what
+        was put aside must be looked at again."""
 
     def is_ready(self, pid: int) -> None:
         """Something may be there for the group: the next pop looks."""
@@ -66,40 +73,38 @@ class GroupIndex:
     def later(self, pid: int, at: int) -> None:
         """Nothing is there before `at`."""
         self.ready.pop(pid, None)
-        known = self._due.get(pid)
-        if known is None or at < known:
-            self._due[pid] = at
-            heapq.heappush(self._later, (at, pid))
+        self._later.add(at, pid)
 
-    def promote(self, now: int) -> list[int]:
-        """Those whose time has come are ready again."""
-        found: list[int] = []
-        while self._later and self._later[0][0] <= now:
-            at, pid = heapq.heappop(self._later)
-            if self._due.get(pid) == at:
-                del self._due[pid]
-                self.ready[pid] = None
-                found.append(pid)
-        return found
+    def due(self, now: int, limit: int) -> list[int]:
+        """Take out up to `limit` of those whose time has come; they are `is_ready`, `later` or `rest` after that."""
+        return self._later.take(now, limit)
 
     @property
     def next_at(self) -> int | None:
-        return self._later[0][0] if self._later else None
+        return self._later.next_at
 
     def round(self) -> Iterator[int]:
-        """The ready partitions once around; one that is looked at goes to the end of the line."""
+        """The ready partitions once around, least recently looked at first."""
         for _ in range(len(self.ready)):
             pid = next(iter(self.ready), None)
             if pid is None:
                 return
-            self.ready.move_to_end(pid)
             yield pid
+
+    def passed(self, pid: int) -> None:
+        """It was looked at: it goes to the end of the line."""
+        if pid in self.ready:
+            self.ready.move_to_end(pid)
+
+
+Labels = tuple[str | None, str | None]
+"""What a discovery pop asks for: (namespace, task), None for any."""
 
 
 class Waiter:
-    """A parked pop."""
+    """A parked pop: of a queue, and perhaps of one partition of it, or of whatever has these labels."""
 
-    __slots__ = ("event", "group", "namespace", "partition", "queue", "task")
+    __slots__ = ("event", "group", "labels", "partition", "queue")
 
     def __init__(
         self, group: str, queue: str | None, partition: str | None, namespace: str | None, task: str | None
@@ -107,79 +112,135 @@ class Waiter:
         self.group = group
         self.queue = queue
         self.partition = partition
-        self.namespace = namespace
-        self.task = task
+        self.labels: Labels = (namespace or None, task or None)
         self.event = trio.Event()
 
-    def wants(self, queue: QueueState) -> bool:
-        """For a discovery pop: is this queue one of those that it asked for?"""
-        return queue.matches(self.namespace, self.task)
 
-
-_Place = tuple[str, str | None]
-"""(group, partition or None for any): pops that wait for the same thing."""
 _Line = OrderedDict[Waiter, None]
 """First come, first served; a woken pop has left the line."""
+_Place = TypeVar("_Place")
+
+
+class _Lines(Generic[_Place]):
+    """Lines by group, and within a group by what is waited for."""
+
+    __slots__ = ("groups", "size")
+
+    def __init__(self) -> None:
+        self.groups: dict[str, dict[_Place, _Line]] = {}
+        self.size = 0
+
+    def park(self, place: _Place, waiter: Waiter) -> None:
+        if self.size >= PARKED_POPS_PER_QUEUE:
+            raise Overloaded("too many pops wait for this queue already")
+        self.groups.setdefault(waiter.group, {}).setdefault(place, OrderedDict())[waiter] = None
+        self.size += 1
+
+    def leave(self, place: _Place, waiter: Waiter) -> None:
+        places = self.groups.get(waiter.group, {})
+        line = places.get(place)
+        if line is not None and waiter in line:
+            del line[waiter]
+            self._gone(waiter.group, place, 1)
+
+    def wake(self, group: str, place: _Place, *, everybody: bool = False) -> None:
+        """Wake who is first in one line, or all of it."""
+        line = self.groups.get(group, {}).get(place)
+        if line is None:
+            return
+        count = len(line) if everybody else 1
+        for _ in range(count):
+            line.popitem(last=False)[0].event.set()
+        self._gone(group, place, count)
+
+    def wake_all(self) -> None:
+        for group, places in list(self.groups.items()):
+            for place in list(places):
+                self.wake(group, place, everybody=True)
+
+    def _gone(self, group: str, place: _Place, count: int) -> None:
+        self.size -= count
+        places = self.groups[group]
+        if not places[place]:
+            del places[place]
+            if not places:
+                del self.groups[group]
 
 
 class Waiters:
     """Parked pops. One ready partition wakes one of them for each group; who finds nothing parks again."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, dict[_Place, _Line]] = {}
-        self._discovery: dict[str, _Line] = {}
+        self._queues: dict[str, _Lines[str | None]] = {}
+        self._discovery: _Lines[Labels] = _Lines()
+
+    def __len__(self) -> int:
+        """How many pops are parked."""
+        return self._discovery.size + sum(lines.size for lines in self._queues.values())
 
     def park(self, waiter: Waiter) -> None:
         """Raises Overloaded when more wait for this queue (or for any by discovery) than may."""
-        if waiter.queue is not None:
-            places = self._queues.setdefault(waiter.queue, {})
-            line = places.setdefault((waiter.group, waiter.partition), OrderedDict())
+        if waiter.queue is None:
+            self._discovery.park(waiter.labels, waiter)
         else:
-            line = self._discovery.setdefault(waiter.group, OrderedDict())
-        if len(line) >= PARKED_POPS_PER_QUEUE:
-            raise Overloaded("too many pops wait for this queue already")
-        line[waiter] = None
+            self._queues.setdefault(waiter.queue, _Lines()).park(waiter.partition, waiter)
 
     def leave(self, waiter: Waiter) -> None:
         """It waits no more: it was woken, its time is over, or its caller is gone."""
         if waiter.queue is None:
-            line = self._discovery.get(waiter.group)
-            if line is not None:
-                line.pop(waiter, None)
-                if not line:
-                    del self._discovery[waiter.group]
-            return
-        places = self._queues.get(waiter.queue)
-        if places is None:
-            return
-        place = (waiter.group, waiter.partition)
-        line = places.get(place)
-        if line is not None:
-            line.pop(waiter, None)
-            if not line:
-                del places[place]
-                if not places:
-                    del self._queues[waiter.queue]
+            self._discovery.leave(waiter.labels, waiter)
+        elif (lines := self._queues.get(waiter.queue)) is not None:
+            lines.leave(waiter.partition, waiter)
+            if not lines.size:
+                del self._queues[waiter.queue]
 
     def wake(self, queue: QueueState, partition: str, group: str | None = None) -> None:
         """The partition may have something: for `group`, or for every group (None)."""
-        places = self._queues.get(queue.name)
-        if places is not None:
-            for (waiting, wanted), line in places.items():
-                if line and (group is None or waiting == group) and (wanted is None or wanted == partition):
-                    line.popitem(last=False)[0].event.set()
-        if self._discovery:
-            lines = self._discovery if group is None else {group} & self._discovery.keys()
-            for name in lines:
-                line = self._discovery[name]
-                waiter = next((waiter for waiter in line if waiter.wants(queue)), None)
-                if waiter is not None:
-                    del line[waiter]
-                    waiter.event.set()
+        lines = self._queues.get(queue.name)
+        if lines is not None:
+            for name in list(lines.groups) if group is None else (group,):
+                lines.wake(name, None)
+                lines.wake(name, partition)
+        self._discover(queue, group)
+
+    def wake_line(self, queue: QueueState, group: str | None = None) -> None:
+        """Every partition may have something: for `group`, or for every group (None)."""
+        lines = self._queues.get(queue.name)
+        if lines is not None:
+            for name in list(lines.groups) if group is None else (group,):
+                for place in list(lines.groups.get(name, ())):
+                    lines.wake(name, place)
+        self._discover(queue, group)
+
+    def _discover(self, queue: QueueState, group: str | None) -> None:
+        if self._discovery.size:
+            for name in list(self._discovery.groups) if group is None else (group,):
+                for labels in _labels(queue):
+                    self._discovery.wake(name, labels)
+
+    def wake_group(self, queue: QueueState, group: str) -> None:
+        """Whoever waits in this group has to come in anew."""
+        lines = self._queues.get(queue.name)
+        if lines is not None:
+            for place in list(lines.groups.get(group, ())):
+                lines.wake(group, place, everybody=True)
+        for labels in _labels(queue):
+            self._discovery.wake(group, labels, everybody=True)
 
     def wake_all(self) -> None:
         """Everything may have changed: after a reload, or because the broker stops."""
-        lines = [line for places in self._queues.values() for line in places.values()]
-        for line in (*lines, *self._discovery.values()):
-            while line:
-                line.popitem(last=False)[0].event.set()
+        for lines in self._queues.values():
+            lines.wake_all()
+        self._discovery.wake_all()
+
+
+def _labels(queue: QueueState) -> Iterator[Labels]:
+    """The labels under which a discovery pop finds this queue (`QueueState.matches`)."""
+    namespace, task = queue.put.namespace, queue.put.task
+    yield None, None
+    if namespace:
+        yield namespace, None
+        if task:
+            yield namespace, task
+    if task:
+        yield None, task

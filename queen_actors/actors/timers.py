@@ -35,7 +35,7 @@ class Timers:
 
     async def call(self, ops: Sequence[TimerOp], producer: str | None) -> list[TimerResult]:
         """Schedule, move and cancel: one step for all. Raises Forbidden when a delay passes the horizon."""
-        await self._core.turn(keys_of(ops))
+        await self._core.turn(keys_of(ops) if self._core.turns.busy else ())
         draft = Draft(self._core)
         results = self.decide(draft, ops, producer)
         self._core.commit(draft)
@@ -54,26 +54,31 @@ class Timers:
 
     async def get(self, queue: str, key: str) -> TimerPut | None:
         """The pending timer of that key."""
+        await self._core.turn()
         found = self._core.directory.queue_timers(queue).get(key)
         await self._core.log.durable()
         return found
 
     async def page(self, queue: str, after: str | None, limit: int) -> TimerPage:
         """Pending timers of one queue in byte order of their keys, `after` exclusive."""
+        await self._core.turn()
         found = self._core.directory.queue_timers(queue).page(after, limit)
         await self._core.log.durable()
         return found
 
     async def count(self, queue: str, prefix: str) -> int:
         """How many pending timers of the queue have a key that starts with `prefix`."""
+        await self._core.turn()
         found = self._core.directory.queue_timers(queue).count(prefix)
         await self._core.log.durable()
         return found
 
     def observe(self, effect: Effect) -> None:
-        """An effect was applied: a timer that is pending is on the agenda."""
+        """An effect was applied: a timer that is pending is on the agenda, and no other."""
         if isinstance(effect, TimerPut):
             self._agenda.add(effect.due, (effect.queue, effect.key))
+        elif isinstance(effect, TimerDropped):
+            self._agenda.discard((effect.queue, effect.key))
 
     def reset(self) -> None:
         """The directory was read from the log."""
@@ -81,16 +86,15 @@ class Timers:
         self._agenda.replace((due, (state.queue, key)) for state in states for due, key in state.due_times())
 
     async def run(self) -> None:
-        """Fire what is due, oldest first; for ever."""
+        """Fire what is due, oldest first, one step after the other; for ever."""
         while True:
             due = await self._agenda.due(limits.TIMER_FIRE_COUNT)
             try:
-                await self._core.turn({("timers", queue) for queue, _ in due})
-            except QueenError:
+                self._fire(due)
+                await self._core.log.durable()
+            except QueenError:  # the log takes nothing now; no attempt is spent
                 for item in due:
                     self._agenda.add(self._core.clock.now() + RETRY, item)
-                continue
-            self._fire(due)
 
     def _fire(self, due: Sequence[tuple[str, str]]) -> None:
         draft = Draft(self._core)
@@ -109,7 +113,7 @@ class Timers:
         try:
             self._producers.decide(draft, [_message(timer) for timer in firing])
         except QueenError:
-            for timer in firing:  # one of them cannot be delivered: a step for each finds out which
+            for timer in firing:  # one of them cannot be delivered: find out which
                 self._fire_one(timer)
             return
         draft.add(TimerDropped(timer.queue, timer.key, True) for timer in firing)
@@ -120,15 +124,14 @@ class Timers:
         draft = Draft(self._core)
         try:
             self._producers.decide(draft, [_message(timer)])
+            draft.effects.append(TimerDropped(timer.queue, timer.key, True))
         except QueenError as refusal:
             draft = Draft(self._core)
             again = rules.failed(timer, refusal.detail, draft.now)
             draft.add([again] if again is not None else self._give_up(draft, timer, refusal.detail))
-        else:
-            draft.effects.append(TimerDropped(timer.queue, timer.key, True))
         self._core.commit(draft)
 
-    def _give_up(self, draft: Draft, timer: TimerPut, error: str) -> tuple[DeadLetterPut, TimerDropped]:
+    def _give_up(self, draft: Draft, timer: TimerPut, error: str) -> list[Effect]:
         queue = draft.queue(timer.queue)
         partition = draft.partition(queue, timer.partition)
         record = Record(NOTHING, draft.now, timer.message_id, timer.txn, timer.payload, None, timer.producer, timer.key)
@@ -136,7 +139,7 @@ class Timers:
         letter = DeadLetterPut(
             mid, queue.put.qid, partition.pid, TIMER_GROUP, record, error, timer.attempts + 1, draft.now
         )
-        return letter, TimerDropped(timer.queue, timer.key, True)
+        return [letter, TimerDropped(timer.queue, timer.key, True)]
 
 
 def _message(timer: TimerPut) -> PushItem:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 import trio
 
-from queen_actors.domain.effects import Effect, SealedRun
-from queen_actors.domain.partition import window_of
+from queen_actors.domain.effects import Appended, CursorDropped, CursorPut, Effect, PartitionPut, SealedRun
+from queen_actors.domain.partition import PartitionState, window_of
 
 from .core import Core
 
 INTERVAL_SECONDS = 5.0
 IDLE_SECONDS = 30.0
 """An actor that nobody has used for so long is packed away."""
+PRUNE_SECONDS = 60.0
+"""How often the index window of a partition in use is pruned: what is outdated is at most this much more."""
 STEP = 2000
 """How many actors are looked at before others may run: a few milliseconds."""
 
@@ -26,27 +28,37 @@ class Upkeep:
         self._core = core
         self._cached: deque[tuple[SealedRun, int]] = deque()
         self._cached_bytes = 0
-        self._used: dict[int, float] = {}
+        self._used: OrderedDict[int, float] = OrderedDict()
+        """When each active partition was last used, least recently used first."""
+        self._windows: OrderedDict[int, float] = OrderedDict()
+        """When the index window of each partition that gets messages is to be pruned next, soonest first."""
 
     def observe(self, effect: Effect) -> None:
         """An effect was applied: its partition is in use."""
-        pid: int | None = getattr(effect, "pid", None)
-        if pid is not None:
-            self._used[pid] = trio.current_time()
+        if isinstance(effect, Appended | CursorPut | CursorDropped | PartitionPut):
+            self._use(effect.pid)
+            if isinstance(effect, Appended) and effect.pid not in self._windows:
+                self._windows[effect.pid] = trio.current_time() + PRUNE_SECONDS
+
+    def _use(self, pid: int) -> None:
+        self._used[pid] = trio.current_time()
+        self._used.move_to_end(pid)
 
     def reset(self) -> None:
         """The directory was read from the log: everything in memory counts as used now."""
         now = trio.current_time()
-        self._used = dict.fromkeys(self._core.directory.active, now)
+        active = self._core.directory.active
+        self._used = OrderedDict.fromkeys(active, now)
+        self._windows = OrderedDict.fromkeys(active, now + PRUNE_SECONDS)
         self._cached.clear()
         self._cached_bytes = 0
 
     def evict(self, runs: Sequence[SealedRun]) -> None:
         """The store has sealed these messages: they stay in memory while the cache has room, oldest seal out first."""
         for run in runs:
-            partition = self._core.directory.partition(run.pid)
+            partition = self._core.directory.active.get(run.pid)
             if partition is None:
-                continue
+                continue  # deleted, or packed away: nothing of it is in memory
             found = partition.in_memory(run.first, run.last - run.first + 1, 1 << 62) or ()
             size = sum(len(record.payload) + 200 for record in found)
             self._cached.append((run, size))
@@ -57,7 +69,7 @@ class Upkeep:
     def _drop_oldest(self) -> None:
         run, size = self._cached.popleft()
         self._cached_bytes -= size
-        partition = self._core.directory.partition(run.pid)
+        partition = self._core.directory.active.get(run.pid)
         if partition is not None:
             partition.evict(run.first, run.last)
             self._used.setdefault(run.pid, trio.current_time())
@@ -66,25 +78,52 @@ class Upkeep:
         """Prune and passivate, a little at a time; for ever."""
         while True:
             await trio.sleep(INTERVAL_SECONDS)
-            self.passivate()
+            self._prune()
             await trio.lowlevel.checkpoint()
+            while self.passivate():
+                await trio.lowlevel.checkpoint()
+
+    def _prune(self) -> None:
+        """Windows of partitions in use grow with every message: forget what nobody can ask for any more."""
+        now = trio.current_time()
+        directory = self._core.directory
+        for _ in range(STEP):
+            pid, at = next(iter(self._windows.items()), (0, now + 1))
+            if at > now:
+                return
+            del self._windows[pid]
+            partition = directory.active.get(pid)
+            if partition is not None:
+                self._prune_one(partition)
+                if partition.window:
+                    self._windows[pid] = now + PRUNE_SECONDS
+
+    def _prune_one(self, partition: PartitionState) -> None:
+        window = window_of(self._core.directory.queue_of(partition).options)
+        partition.prune(self._core.clock.now() - window)
 
     def passivate(self, *, everything: bool = False) -> int:
-        """Prune the windows of partitions that nobody used for a while, and pack away those that are idle then."""
+        """Prune the windows of partitions that nobody used for a while, and pack away those that are idle then.
+        Returns how many were packed."""
+        directory = self._core.directory
+        for pid in directory.woken:
+            if pid not in self._used:
+                self._use(pid)
+        directory.woken.clear()
         before = trio.current_time() - (0 if everything else IDLE_SECONDS)
         if everything:
             while self._cached:
                 self._drop_oldest()
-        directory = self._core.directory
-        now = self._core.clock.now()
-        idle = [pid for pid, at in self._used.items() if at <= before][: None if everything else STEP]
         packed: list[int] = []
-        for pid in idle:
+        for _ in range(len(self._used) if everything else STEP):
+            pid, at = next(iter(self._used.items()), (0, before + 1))
+            if at > before:
+                break
             del self._used[pid]
             partition = directory.active.get(pid)
             if partition is None:
                 continue
-            partition.prune(now - window_of(directory.queue_of(partition).options))
+            self._prune_one(partition)
             if partition.idle:
                 packed.append(pid)
         return directory.passivate(packed)

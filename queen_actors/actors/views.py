@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from queen_actors import limits
 from queen_actors.domain.cursor import leased, processing
-from queen_actors.domain.effects import CursorPut, DeadLetterPut, Recent, Record, TracePut
+from queen_actors.domain.effects import CursorPut, DeadLetterPut, Record, TracePut
 from queen_actors.domain.partition import PartitionState
 from queen_actors.domain.queue import (
     DeadLetterView,
@@ -22,9 +22,6 @@ from queen_actors.values import QUEUE_MODE
 from .core import Core, Draft
 from .partition import Producers
 
-SCAN_PAGE = 1000
-"""How many sealed messages one step of a search by transaction id reads."""
-
 
 class Views:
     """The reading side of one broker. Every reply waits until what it shows is durable."""
@@ -35,6 +32,7 @@ class Views:
 
     async def queue(self, name: str) -> QueueView | None:
         """The queue with the counts of each of its partitions; None when there is none."""
+        await self._core.turn()
         state = self._core.directory.queues.get(name)
         found = None
         if state is not None:
@@ -48,7 +46,7 @@ class Views:
 
     def _partitions(self, state: QueueState) -> Iterator[PartitionState]:
         for pid in state.partitions.values():
-            partition = self._core.directory.partition(pid)
+            partition = self._core.directory.peek(pid)
             if partition is not None:
                 yield partition
 
@@ -64,12 +62,13 @@ class Views:
         offset: int,
     ) -> tuple[list[DeadLetterView], int]:
         """One page, newest first, and how many match in all (11)."""
+        await self._core.turn()
         directory = self._core.directory
         names = directory.queues if queue is None else {queue} & directory.queues.keys()
         found: list[DeadLetterView] = []
         for name in names:
             for letter in directory.queues[name].dead.values():
-                place = directory.partition(letter.pid)
+                place = directory.peek(letter.pid)
                 view = DeadLetterView(name, "" if place is None else place.name, letter)
                 if (
                     (group is None or letter.group == group)
@@ -84,32 +83,33 @@ class Views:
 
     async def message(self, pid: int, txn: str) -> MessageView | None:
         """One message by its partition and transaction id, also when only its dead letter is left (14)."""
+        await self._core.turn()
+        record = await self._record(pid, txn)
+        await self._core.turn()
+        partition = self._core.directory.partition(pid)
+        found = None
+        if partition is not None:
+            queue = self._core.directory.queue_of(partition)
+            letter = next((d for d in queue.dead.values() if d.pid == pid and d.record.txn == txn), None)
+            if record is None and letter is not None:
+                record = letter.record
+            if record is not None:
+                found = self._message(queue, partition, record, letter)
+        await self._core.log.durable()
+        return found
+
+    async def _record(self, pid: int, txn: str) -> Record | None:
         partition = self._core.directory.partition(pid)
         if partition is None:
-            await self._core.log.durable()
             return None
-        queue = self._core.directory.queue_of(partition)
-        letter = next((d for d in queue.dead.values() if d.pid == pid and d.record.txn == txn), None)
-        record = await self._record(partition, txn)
-        if record is None and letter is not None:
-            record = letter.record
-        await self._core.log.durable()
-        if record is None:
-            return None
-        return self._message(queue, partition, record, letter)
-
-    async def _record(self, partition: PartitionState, txn: str) -> Record | None:
         known = partition.known(txn)
         if isinstance(known, Record):
             return known
-        if isinstance(known, Recent):
-            found = await self._producers.read(partition, known.offset, 1, limits.POP_BYTES)
-            return found[0] if found else None
-        offset = await self._core.store.find(partition.pid, txn)
+        offset = await self._producers.find(pid, txn) if known is None else known.offset
         if offset is None or offset < partition.log_start:
             return None
-        found = await self._producers.read(partition, offset, 1, limits.POP_BYTES)
-        return found[0] if found else None
+        found = await self._producers.fetch(pid, offset, 1, limits.POP_BYTES)
+        return found[0] if found and found[0].txn == txn else None
 
     def _message(
         self, queue: QueueState, partition: PartitionState, record: Record, letter: DeadLetterPut | None
@@ -152,8 +152,9 @@ class Views:
         worker: str | None,
     ) -> str | None:
         """Write one trace event (15); its id, or None when there is no such partition."""
-        await self._core.turn(())
+        await self._core.turn()
         if pid is None or self._core.directory.partition(pid) is None:
+            await self._core.log.durable()
             return None
         draft = Draft(self._core)
         mid = self._core.ids.uuid(draft.now)

@@ -121,6 +121,11 @@ def released(cursor: CursorPut) -> CursorPut:
     return replace(cursor, lease_id="", lease_expires=0, batch_end=NOTHING, session=False)
 
 
+def withdrawn(cursor: CursorPut) -> CursorPut:
+    """Given back by a broker that could not hand the messages over (7.4): this was no delivery, and counts as none."""
+    return replace(released(cursor), attempts=max(cursor.attempts - 1, 0))
+
+
 def sought(cursor: CursorPut, committed: int) -> CursorPut:
     """Moved by a seek: a live lease is dropped, and every count starts afresh (section 10)."""
     return fresh(cursor.pid, cursor.group, committed)
@@ -161,7 +166,7 @@ def take(
     (0: no limit) is given up: it is in `dead`, and the claim starts behind it.
     """
     if auto_ack:
-        done = replace(released(cursor), committed=records[-1].offset, marker=NOTHING, attempts=0, settled_lease="")
+        done = replace(released(cursor), committed=records[-1].offset, marker=NOTHING, attempts=0, retries=0)
         return Taken(done, 1, tuple(records), ())
     head = records[0].offset if span is None else span
     attempt = cursor.attempts + 1 if cursor.marker == head else 1
@@ -171,7 +176,7 @@ def take(
         cursor = replace(cursor, committed=dead[0].offset, retries=0)
         head, attempt = dead[0].offset + 1, 1
     if not records:
-        idle = replace(released(cursor), marker=NOTHING, attempts=0, settled_lease="")
+        idle = replace(released(cursor), marker=NOTHING, attempts=0)
         return Taken(idle, attempt, (), dead)
     cursor = replace(
         cursor,
@@ -180,7 +185,6 @@ def take(
         batch_end=records[-1].offset,
         marker=head,
         attempts=attempt,
-        settled_lease="",
         session=session,
     )
     return Taken(cursor, attempt, tuple(records), dead)
@@ -221,7 +225,7 @@ def acknowledge(
     `entries` are (transactionId, signal).
     """
     if lease_id and not (cursor.lease_id == lease_id and cursor.lease_expires > now):
-        if repeats and not cursor.lease_id and cursor.settled_lease == lease_id:
+        if repeats and cursor.settled_lease == lease_id:
             return Acked(cursor, tuple(_repeat(txn, s, cursor.committed) for txn, s in entries))
         return Acked(cursor, tuple(AckOutcome(txn, False, STALE_LEASE) for txn, _ in entries))
     end = cursor.batch_end if cursor.lease_id else None
@@ -274,8 +278,8 @@ def _outcome(
 
 def _settled(cursor: CursorPut, committed: int, retries: int) -> CursorPut:
     """Released after its work; a lease that was settled whole is remembered, for a client that asks again."""
-    whole = cursor.lease_id if committed >= cursor.batch_end else ""
-    return CursorPut(cursor.pid, cursor.group, committed, "", 0, NOTHING, retries, NOTHING, 0, whole or "", False)
+    whole = cursor.lease_id if committed >= cursor.batch_end else cursor.settled_lease
+    return CursorPut(cursor.pid, cursor.group, committed, "", 0, NOTHING, retries, NOTHING, 0, whole, False)
 
 
 def _complete(cursor: CursorPut, spanned: dict[int, str]) -> tuple[CursorPut, list[tuple[int, str]], int | None]:
@@ -284,7 +288,7 @@ def _complete(cursor: CursorPut, spanned: dict[int, str]) -> tuple[CursorPut, li
         return cursor, [], None
     highest = max(spanned)
     if not cursor.lease_id:
-        return replace(cursor, committed=highest, marker=NOTHING, attempts=0, settled_lease=""), [], None
+        return replace(cursor, committed=highest, marker=NOTHING, attempts=0), [], None
     if highest >= cursor.batch_end:
         return _settled(cursor, highest, 0), [], highest
     return replace(cursor, committed=highest, marker=highest + 1), [], None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -55,13 +55,10 @@ class PartitionState:
 
     `window` covers the offsets `base` .. `next_offset - 1`: a `Record` where the payload is in memory, a `Recent`
     where it lies in a segment. Offsets from `log_start` up to `base` lie in segments and have left the window.
-    `claimed` maps, for a group with a lease, the transaction ids of the leased messages to their offsets; it is made
-    from the log when an ack names a message that has left the window.
     """
 
     __slots__ = (
         "base",
-        "claimed",
         "created_at",
         "cursors",
         "last_ts",
@@ -86,7 +83,6 @@ class PartitionState:
         self.window: list[Record | Recent] = []
         self.txns: dict[str, int] = {}
         self.cursors: dict[str, CursorPut] = {}
-        self.claimed: dict[str, dict[str, int]] = {}
 
     # -- what is known ---------------------------------------------------------------------------------------------
 
@@ -100,14 +96,16 @@ class PartitionState:
         offset = self.txns.get(txn)
         return None if offset is None else self.entry(offset)
 
-    def resolve(self, group: str, txn: str, committed: int, end: int | None) -> int | None:
-        """The offset that an ack of `txn` means. A message inside `(committed, end]`, the leased span, comes first;
-        None when neither the window nor the index of the lease knows the id."""
+    def resolve(self, txn: str, committed: int, end: int | None, leased: Mapping[str, int]) -> int | None:
+        """The offset that an ack of `txn` means. A message inside `(committed, end]`, the leased span, comes first.
+
+        `leased` is an index of the span's messages, as far as its caller has one; None when neither it nor the window
+        knows the id.
+        """
         recent = self.txns.get(txn)
         if recent is not None and recent > committed and (end is None or recent <= end):
             return recent
-        claimed = self.claimed.get(group)
-        return recent if claimed is None else claimed.get(txn, recent)
+        return leased.get(txn, recent)
 
     def floor(self, committed: int) -> int:
         """A committed offset with what retention removed counted as passed."""
@@ -173,21 +171,20 @@ class PartitionState:
         self.last_ts = records[-1].ts
 
     def put_cursor(self, effect: CursorPut) -> None:
-        """Apply `CursorPut`. A lease that ended takes its index of transaction ids with it."""
-        if not effect.lease_id:
-            self.claimed.pop(effect.group, None)
+        """Apply `CursorPut`."""
         self.cursors[effect.group] = effect
 
     def drop_cursor(self, group: str) -> None:
         """Apply `CursorDropped`."""
         self.cursors.pop(group, None)
-        self.claimed.pop(group, None)
 
     def cut(self, log_start: int) -> None:
         """Apply a `PartitionPut` that moved the start: what lies below it is forgotten."""
         self.log_start = log_start
         self.next_offset = max(self.next_offset, log_start)
         self._forget(log_start)
+        if not self.window:
+            self.base = max(self.base, log_start)
 
     # -- what recovery and the store tell ---------------------------------------------------------------------------
 
@@ -237,7 +234,7 @@ class PartitionState:
     @property
     def idle(self) -> bool:
         """Nothing of it needs memory but what `pack` keeps."""
-        return not self.claimed and not any(isinstance(record, Record) for record in self.window)
+        return not any(isinstance(record, Record) for record in reversed(self.window))
 
     def pack(self) -> bytes:
         """The whole state in as few bytes as it takes; only of an `idle` one."""
