@@ -133,12 +133,6 @@ class Admin:
     async def health(self) -> Result:
         return await self._get("/health")
 
-    async def metrics(self) -> Result:
-        return await self._get("/metrics")
-
-    async def get_status(self, **query: object) -> Result:
-        return await self._get("/api/v1/status", query)
-
 
 def _message(partition_id: str, transaction_id: str) -> str:
     return f"/api/v1/messages/{segment(partition_id)}/{segment(transaction_id)}"
