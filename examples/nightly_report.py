@@ -25,13 +25,12 @@ async def main(day: str) -> None:
             print("another worker has it")
             return
         try:
-            report = {"transactionId": f"report-{day}", "data": {"day": day}}
             committed = await (
                 queen.transaction()
                 .guard(lock)  # commits only while the lock is ours
                 .once("reports", day, forever=True)  # and only the first time for this day
                 .queue("reports")
-                .push([report])
+                .push([{"day": day}])
                 .commit()
             )
             print(f"the report of {day} is written" if committed else f"not written: {committed.kv_reason}")

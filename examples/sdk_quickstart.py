@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from queen import Queen
 
 URL = os.environ.get("QUEEN_URL", "http://127.0.0.1:6632")
+NOW = datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 async def report(queen: Queen) -> None:
@@ -25,8 +26,8 @@ async def report(queen: Queen) -> None:
             committed = await (
                 queen.transaction()
                 .guard(lock)  # commits only while the lock is ours
-                .queue("reports")
-                .push([{"transactionId": "report-2026-10-22", "data": {"day": "2026-10-22"}}])
+                .queue("daily-reports")
+                .push([{"transactionId": f"report-{NOW}", "data": {"day": "today"}}])
                 .commit()
             )
             print(f"report committed: {bool(committed)}")
@@ -51,7 +52,7 @@ async def limit(queen: Queen) -> None:
 
 async def reminder(queen: Queen) -> None:
     await (
-        queen.timer("reports")
+        queen.timer("daily-reports")
         .key("reminder")
         .payload({"day": "tomorrow"})
         .after(timedelta(milliseconds=200))
@@ -64,7 +65,7 @@ async def consume(queen: Queen) -> None:
         print(f"consumed: {message['data']['day']}")
 
     # Both messages: the report, and the reminder when it fires
-    await queen.queue("reports").group("readers").subscription_mode("all").limit(2).each().consume(handle)
+    await queen.queue("daily-reports").group("readers").subscription_mode("all").limit(2).each().consume(handle)
 
 
 async def main() -> None:

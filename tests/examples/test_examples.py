@@ -5,16 +5,31 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+
+import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SECONDS = 60.0
+Start = Callable[..., "subprocess.Popen[str]"]
 
 
-def start(url: str, name: str, *arguments: str) -> subprocess.Popen[str]:
-    environ = {**os.environ, "QUEEN_URL": url, "PYTHONWARNINGS": "default"}
-    command = [sys.executable, str(EXAMPLES / name), *arguments]
-    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts an example against the broker at a URL; what still runs at the end is killed."""
+    with ExitStack() as stack:
+
+        def start_one(url: str, name: str, *arguments: str) -> subprocess.Popen[str]:
+            environ = {**os.environ, "QUEEN_URL": url, "NO_PROXY": "127.0.0.1"}
+            command = [sys.executable, str(EXAMPLES / name), *arguments]
+            pipe = subprocess.PIPE
+            process = stack.enter_context(subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True))
+            stack.callback(process.kill)
+            return process
+
+        yield start_one
 
 
 def lines(process: subprocess.Popen[str]) -> list[str]:
@@ -35,14 +50,14 @@ def test_every_example_is_tried_here() -> None:
     assert [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in tried] == []
 
 
-def test_embedding(tmp_path: Path) -> None:
+def test_embedding(tmp_path: Path, start: Start) -> None:
     """A broker inside a program: what was committed is there, and is there again in the next run."""
     told = lines(start("", "embedding.py", str(tmp_path / "data")))
     assert sorted(told[:3]) == [f"billed customer-{number}" for number in range(3)]
     assert told[3:] == ["3 invoices, customer-2 is billed"]
 
 
-def test_producer_and_consumer(url: str) -> None:
+def test_producer_and_consumer(url: str, start: Start) -> None:
     """What is pushed over HTTP arrives at a WebSocket consumer, in order for each customer."""
     consumer = start(url, "websocket_consumer.py", "--count", "6")
     produced = lines(start(url, "http_producer.py", "--count", "6", "--every", "0"))
@@ -56,7 +71,7 @@ def test_producer_and_consumer(url: str) -> None:
         ]
 
 
-def test_nightly_report(url: str) -> None:
+def test_nightly_report(url: str, start: Start) -> None:
     """Three workers at once, and one more later: one report."""
     workers = [start(url, "nightly_report.py", "2026-10-22") for _ in range(3)]
     told = [line for worker in workers for line in lines(worker)] + lines(start(url, "nightly_report.py", "2026-10-22"))
@@ -65,7 +80,7 @@ def test_nightly_report(url: str) -> None:
     assert {line for line in told if "is written" not in line} <= {"another worker has it", "not written: exists"}
 
 
-def test_rate_limiter(url: str) -> None:
+def test_rate_limiter(url: str, start: Start) -> None:
     """Three of five requests pass, and another customer is not held up."""
     ok, over = "ok", "over the limit"
     assert lines(start(url, "rate_limiter.py", "customer-42")) == [
@@ -74,7 +89,7 @@ def test_rate_limiter(url: str) -> None:
     assert lines(start(url, "rate_limiter.py", "customer-43", "--requests", "1")) == ["request 1: ok"]
 
 
-def test_delayed_reminder(url: str) -> None:
+def test_delayed_reminder(url: str, start: Start) -> None:
     """One fires, one fires later because it was moved, and the cancelled one never does."""
     moved, cancelled, *fired = lines(start(url, "delayed_reminder.py"))
     assert moved.startswith("cart-2: rescheduled to ")
@@ -82,13 +97,13 @@ def test_delayed_reminder(url: str) -> None:
     assert [line.split(":")[0] for line in fired] == ["cart-1", "cart-2"]
 
 
-def test_published_sdk(url: str) -> None:
+def test_published_sdk(url: str, start: Start) -> None:
     """The published SDK, unchanged: lock and guard, keys, counter, timer, consume."""
     told = lines(start(url, "sdk_quickstart.py"))
-    assert [line for line in told if not line.startswith("Closing")] == [
+    assert told[:5] == [
         "report committed: True",
         "cart saved: True, by the stale version: False (version)",
         "fourth of three allowed: False (limit)",
-        "consumed: 2026-10-22",
+        "consumed: today",
         "consumed: tomorrow",
     ]
