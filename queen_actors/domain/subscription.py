@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from ..limits import WS_CREDIT_DEFAULT
-from ..values import QUEUE_MODE
+from queen_actors.limits import WS_CREDIT_DEFAULT
+from queen_actors.values import QUEUE_MODE
 
 
 class Terms(Struct, frozen=True):

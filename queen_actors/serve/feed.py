@@ -8,14 +8,15 @@ from math import inf
 import trio
 from msgspec import Struct
 
-from .. import limits
-from ..actors.subscription import Consumers, Delivery, Lost, Subscription
-from ..api import Reply
-from ..api.errors import error_reply
-from ..api.messages import value_reply
-from ..errors import Conflict, NotFound, Overloaded, QueenError
-from ..wire import socket as wire
-from ..wire.socket import Frame
+from queen_actors import limits
+from queen_actors.actors.subscription import Consumers, Delivery, Lost, Subscription
+from queen_actors.api import Reply
+from queen_actors.api.errors import error_reply
+from queen_actors.api.messages import value_reply
+from queen_actors.errors import Conflict, NotFound, Overloaded, QueenError
+from queen_actors.wire import socket as wire
+from queen_actors.wire.socket import Frame
+
 from .gate import Gate
 from .link import Link
 

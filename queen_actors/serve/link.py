@@ -16,8 +16,9 @@ import trio
 from trio_websocket import ConnectionClosed, WebSocketConnection, WebSocketRequest, wrap_server_stream
 from wsproto.utilities import LocalProtocolError
 
-from .. import limits
-from ..wire.socket import close_frame, is_close, text_frame
+from queen_actors import limits
+from queen_actors.wire.socket import close_frame, is_close, text_frame
+
 from .outbox import CROWDED_BYTES, Outbox
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,9 @@ class _Transport(trio.abc.Stream):
         """Nothing more is read: the peer's end of stream, or trio-websocket has had enough."""
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        if self.ended.is_set():  # it reads once more after it has closed
+            await trio.lowlevel.checkpoint()
+            return b""
         try:
             data = await self._stream.receive_some(READ_BYTES)
         except (trio.BrokenResourceError, trio.ClosedResourceError):

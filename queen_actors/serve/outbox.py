@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import trio
 
-from .. import limits
+from queen_actors import limits
 
 CHUNK_BYTES = 64 * 1024
 """One write: enough for the cost of a system call not to count, little enough to see progress on a slow line."""

@@ -11,22 +11,26 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import trio
 
-from .. import __version__, limits
-from ..api import Access, Api, Authorize, Reply, Request
-from ..api.errors import error_reply
-from ..api.messages import NO_CONTENT, value_reply
-from ..broker import Broker
-from ..config import Settings
-from ..errors import BadRequest, Overloaded, QueenError, Unauthorized
-from ..values import iso_zulu
-from ..wire import socket as wire
-from ..wire.socket import Frame
+from queen_actors import __version__, limits
+from queen_actors.api import Access, Api, Authorize, Reply, Request
+from queen_actors.api.errors import error_reply
+from queen_actors.api.messages import NO_CONTENT, value_reply
+from queen_actors.broker import Broker
+from queen_actors.config import Settings
+from queen_actors.errors import BadRequest, Overloaded, QueenError, Unauthorized
+from queen_actors.values import iso_zulu
+from queen_actors.wire import socket as wire
+from queen_actors.wire.socket import Frame
+
 from .feed import Feeds
 from .gate import Gate
 from .link import Link
 from .socket_routes import ROUTES, Headers, pop_request, pop_timeout_ms
 
 Work = Callable[[Frame], Awaitable[Reply]]
+
+_REFUSED = {401: wire.UNAUTHORIZED, 403: wire.FORBIDDEN}
+"""What a connection is closed with when its `auth` is answered with this status."""
 
 
 class Session:
@@ -161,6 +165,8 @@ class Session:
             self._under_way_bytes -= len(frame.text)
             self._place_free.unpark_all()
         self._say(frame.id, frame.op, reply)
+        if frame.op == "auth" and reply.status in _REFUSED:
+            self._stop(_REFUSED[reply.status], "the token does not hold")
 
     def _say(self, id: bytes | None, op: str | None, reply: Reply) -> None:
         if id is not None:
@@ -199,12 +205,7 @@ class Session:
 
     async def _auth(self, frame: Frame) -> Reply:
         headers = {**self._headers, "authorization": f"Bearer {wire.parse_token(frame)}"}
-        try:
-            await self._authorize(Request("GET", b"/api/v1/ws", headers=headers), Access.READ)
-        except QueenError as refused:
-            code = wire.UNAUTHORIZED if refused.status == 401 else wire.FORBIDDEN
-            self._stop(code, refused.detail)
-            raise
+        await self._authorize(Request("GET", b"/api/v1/ws", headers=headers), Access.READ)
         self._headers, self._known = headers, True
         return value_reply({"authenticated": True})
 

@@ -8,14 +8,15 @@ from collections.abc import Mapping
 import trio
 from trio_websocket import WebSocketRequest
 
-from .. import limits
-from ..api import Access, Api, Authorize, Request
-from ..api.access import open_to_all
-from ..api.errors import error_reply, no_such_route
-from ..broker import Broker
-from ..config import Settings
-from ..errors import BadRequest, Forbidden, QueenError, Unauthorized
-from ..wire import socket as wire
+from queen_actors import limits
+from queen_actors.api import Access, Api, Authorize, Request
+from queen_actors.api.access import open_to_all
+from queen_actors.api.errors import error_reply, no_such_route
+from queen_actors.broker import Broker
+from queen_actors.config import Settings
+from queen_actors.errors import BadRequest, Forbidden, QueenError, Unauthorized
+from queen_actors.wire import socket as wire
+
 from .link import Link, open_link
 from .session import Session
 from .socket_routes import Headers
@@ -39,7 +40,8 @@ class Sockets:
         self._shutdown = shutdown
         self._authorize = authorize
         self.open = 0
-        """How many there are."""
+        """How many there are, handshakes and farewells included."""
+        self._sessions = 0
 
     async def serve(self, stream: trio.abc.Stream) -> None:
         """Run one connection to its end; `stream` starts with its upgrade request. Never raises (but for
@@ -57,11 +59,14 @@ class Sockets:
         request = await link.handshake()
         session = None if request is None else await self._accept(link, request)
         if session is not None:
+            self._sessions += 1
             try:
                 await session.run()
             except* Exception as fault:  # as above, while the peer can still be told
                 log.error("a WebSocket session failed", exc_info=fault)
                 link.close(wire.INTERNAL, "internal error")
+            finally:
+                self._sessions -= 1
         await link.linger(session.linger_seconds if session is not None else limits.WS_LINGER_SECONDS)
 
     async def _accept(self, link: Link, request: WebSocketRequest) -> Session | None:
@@ -77,7 +82,7 @@ class Sockets:
             return None
         if not await link.accept(subprotocol):
             return None
-        if self.open > limits.WS_CONNECTIONS:
+        if self._sessions >= limits.WS_CONNECTIONS:
             link.close(wire.TOO_MANY, "too many connections")
             return None
         return Session(

@@ -8,11 +8,11 @@ from urllib.parse import quote, urlencode
 import msgspec
 from msgspec import Raw
 
-from .. import limits
-from ..api import Request
-from ..errors import BadRequest
-from ..wire.frames import as_text, query_bool, query_int
-from ..wire.socket import Frame
+from queen_actors import limits
+from queen_actors.api import Request
+from queen_actors.errors import BadRequest
+from queen_actors.wire.frames import as_text, query_bool, query_int
+from queen_actors.wire.socket import Frame
 
 Headers = dict[str, str]
 """What every request of one connection carries: who is calling."""

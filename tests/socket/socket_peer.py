@@ -1,0 +1,245 @@
+"""A WebSocket client for tests, on wsproto: it says exactly what it is told to, and answers pings only if it should."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import trio
+import trio.testing
+from wsproto import ConnectionType, WSConnection
+from wsproto.connection import ConnectionState
+from wsproto.events import (
+    AcceptConnection,
+    BytesMessage,
+    CloseConnection,
+    Ping,
+    RejectConnection,
+    RejectData,
+    Request,
+    TextMessage,
+)
+
+from queen_actors.api import Api, Authorize
+from queen_actors.api.access import open_to_all
+from queen_actors.broker import Broker, running
+from queen_actors.config import Settings
+from queen_actors.serve.socket import Sockets
+from queen_actors.storage.memory import Faults, MemoryStore
+
+
+class Rejected(Exception):
+    """The upgrade was refused."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(status, body)
+        self.status = status
+        self.body = body
+
+
+class Peer:
+    """One client connection; `received` has every JSON message in order."""
+
+    def __init__(self, stream: trio.abc.Stream, *, answers_pings: bool = True) -> None:
+        self.stream = stream
+        self.answers_pings = answers_pings
+        self.received: list[dict[str, Any]] = []
+        self.raw_texts: list[str] = []
+        self.closed: tuple[int, str] | None = None
+        """The close that the server sent."""
+        self.ended = trio.Event()
+        """The server's end of stream."""
+        self.pings = 0
+        self.subprotocol: str | None = None
+        self.accepted = trio.Event()
+        self.rejected: Rejected | None = None
+        self.reading = trio.Event()
+        self.reading.set()
+        self._body = b""
+        self._status = 0
+        self._text = ""
+        self._ws = WSConnection(ConnectionType.CLIENT)
+        self._news = trio.lowlevel.ParkingLot()
+        self._replies = 0
+
+    async def upgrade(
+        self,
+        subprotocols: Sequence[str] = ("queen.v1",),
+        headers: Sequence[tuple[str, str]] = (),
+        path: str = "/api/v1/ws",
+        host: str = "localhost",
+    ) -> None:
+        extra = [(name.encode(), value.encode()) for name, value in headers]
+        event = Request(host=host, target=path, subprotocols=list(subprotocols), extra_headers=extra)
+        await self.stream.send_all(self._ws.send(event))
+
+    async def run(self) -> None:
+        """Read until the server's end of stream."""
+        try:
+            while True:
+                await self.reading.wait()
+                data = await self.stream.receive_some(65536)
+                if not data:
+                    return
+                self._ws.receive_data(bytes(data))
+                for event in self._ws.events():
+                    await self._take(event)
+                self._news.unpark_all()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        finally:
+            self.ended.set()
+            self._news.unpark_all()
+            if self.answers_pings:
+                await trio.aclose_forcefully(self.stream)
+
+    async def _take(self, event: object) -> None:
+        if isinstance(event, TextMessage):
+            self._text += event.data
+            if event.message_finished:
+                self.received.append(json.loads(self._text))
+                self.raw_texts.append(self._text)
+                self._text = ""
+        elif isinstance(event, Ping):
+            self.pings += 1
+            if self.answers_pings:
+                await self.raw(self._ws.send(event.response()))
+        elif isinstance(event, CloseConnection):
+            self.closed = (int(event.code), event.reason or "")
+            if self.answers_pings and self._ws.state is ConnectionState.REMOTE_CLOSING:
+                await self.raw(self._ws.send(event.response()))
+        elif isinstance(event, AcceptConnection):
+            self.subprotocol = event.subprotocol
+            self.accepted.set()
+        elif isinstance(event, RejectConnection):
+            self._status = event.status_code
+            if not event.has_body:
+                self._reject()
+        elif isinstance(event, RejectData):
+            self._body += event.data
+            if event.body_finished:
+                self._reject()
+
+    def _reject(self) -> None:
+        self.rejected = Rejected(self._status, self._body)
+        self.accepted.set()
+
+    async def raw(self, data: bytes) -> None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await self.stream.send_all(data)
+
+    def frame(self, message: object) -> bytes:
+        """One message as bytes to send."""
+        text = message if isinstance(message, str) else json.dumps(message)
+        return self._ws.send(TextMessage(data=text))
+
+    def binary_frame(self, data: bytes) -> bytes:
+        return self._ws.send(BytesMessage(data=data))
+
+    async def say(self, *messages: object) -> None:
+        """Send messages, all of them in one write."""
+        await self.raw(b"".join([self.frame(message) for message in messages]))
+
+    async def ask(self, op: str, **fields: Any) -> dict[str, Any]:
+        """Send a request and wait for its reply."""
+        self._replies += 1
+        id = f"r{self._replies}"
+        await self.say({"id": id, "op": op, **fields})
+        return await self.reply(id)
+
+    async def reply(self, id: Any) -> dict[str, Any]:
+        return await self.expect(lambda message: "id" in message and message["id"] == id)
+
+    async def event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """The first event of this kind (with these fields) that was not taken yet."""
+        return await self.expect(
+            lambda message: message.get("event") == kind and all(message.get(k) == v for k, v in fields.items())
+        )
+
+    async def expect(self, wanted: Any) -> dict[str, Any]:
+        with trio.fail_after(60):
+            while True:
+                for place, message in enumerate(self.received):
+                    if wanted(message):
+                        return self.received.pop(place)
+                assert not self.ended.is_set(), f"the connection ended ({self.closed}); received {self.received}"
+                await self._news.park()
+
+    async def close(self, code: int = 1000) -> None:
+        """The closing handshake from this side."""
+        await self.raw(self._ws.send(CloseConnection(code=code)))
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [message for message in self.received if message.get("event") == kind]
+
+
+class House:
+    """A broker with its socket server, and peers over streams in memory."""
+
+    def __init__(self, broker: Broker, settings: Settings, nursery: trio.Nursery, authorize: Authorize) -> None:
+        self.broker = broker
+        self.settings = settings
+        self.shutdown = trio.Event()
+        self.api = Api(broker, settings, authorize)
+        self.sockets = Sockets(self.api, broker, settings, self.shutdown, authorize)
+        self.nursery = nursery
+
+    def stream(self) -> trio.testing.StapledStream | Any:
+        """A new connection, of which nothing has been said yet."""
+        ours, theirs = trio.testing.memory_stream_pair()
+        self.nursery.start_soon(self.sockets.serve, theirs)
+        return ours
+
+    async def connect(
+        self, *, answers_pings: bool = True, stream: trio.abc.Stream | None = None, **upgrade: Any
+    ) -> Peer:
+        """A peer whose upgrade was accepted. Raises Rejected."""
+        peer = Peer(stream or self.stream(), answers_pings=answers_pings)
+        self.nursery.start_soon(peer.run)
+        await peer.upgrade(**upgrade)
+        with trio.fail_after(60):
+            await peer.accepted.wait()
+        if peer.rejected is not None:
+            raise peer.rejected
+        return peer
+
+    async def peer(self, **options: Any) -> Peer:
+        """A connected peer that has been welcomed."""
+        peer = await self.connect(**options)
+        await peer.event("welcome")
+        return peer
+
+
+IN_MEMORY = Settings(data=None)
+
+
+@asynccontextmanager
+async def house(
+    settings: Settings = IN_MEMORY, *, authorize: Authorize = open_to_all, faults: Faults | None = None
+) -> AsyncGenerator[House, None]:
+    async with running(MemoryStore(faults=faults), settings) as broker, trio.open_nursery() as nursery:
+        yield House(broker, settings, nursery, authorize)
+        nursery.cancel_scope.cancel()
+
+
+def items(queue: str, *payloads: Any, partition: str | None = None) -> list[dict[str, Any]]:
+    """Push items with these payloads."""
+    place = {} if partition is None else {"partition": partition}
+    return [{"queue": queue, "payload": payload, **place} for payload in payloads]
+
+
+def acks(event: dict[str, Any], *indexes: int, status: str = "completed") -> list[dict[str, Any]]:
+    """Acknowledgments of a delivery's messages: of all of them, or of those at these indexes."""
+    messages = event["messages"]
+    chosen = [messages[index] for index in indexes] if indexes else messages
+    return [
+        {
+            "transactionId": message["transactionId"],
+            "partitionId": message["partitionId"],
+            "leaseId": message["leaseId"],
+            "status": status,
+        }
+        for message in chosen
+    ]
