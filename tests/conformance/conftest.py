@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 import trio
 from trio.testing import MockClock
-from wire_kit import Direct, Wire
+from wire_kit import Wire, direct, served
 
-from queen_actors.api import Api
-from queen_actors.broker import running
-from queen_actors.config import Settings
-from queen_actors.ports import Clock
 from queen_actors.storage.memory import MemoryStore
 
 
-@asynccontextmanager
-async def direct(store: MemoryStore | None = None, clock: Clock | None = None) -> AsyncIterator[Wire]:
-    """A broker, and its wire. Two that shall live one after the other on virtual time share a clock."""
-    settings = Settings(data=None)
-    async with running(store or MemoryStore(), settings, clock=clock) as broker:
-        yield Wire(Direct(Api(broker, settings)))
-
-
-@pytest.fixture(params=["api"])
+@pytest.fixture(params=[direct, served], ids=["api", "socket"])
 async def wire(request: pytest.FixtureRequest) -> AsyncIterator[Wire]:
-    """The wire on real time, for what does not depend on it."""
-    async with direct() as wire:
+    """The wire on real time, for what does not depend on it: `Api.handle`, and the server behind a socket."""
+    async with request.param() as wire:
         yield wire
 
 

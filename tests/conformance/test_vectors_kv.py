@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import trio
-from conftest import direct
 from trio.testing import MockClock
-from wire_kit import Wire, refusal
+from wire_kit import Wire, direct, refusal
 
 from queen_actors.storage.memory import MemoryStore
 from queen_actors.values import parse_instant

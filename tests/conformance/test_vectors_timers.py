@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import trio
-from conftest import direct
 from trio.testing import MockClock
-from wire_kit import Wire, refusal, schedule
+from wire_kit import Wire, direct, refusal, schedule
 
 from queen_actors.actors.clock import TrioClock
 from queen_actors.storage.memory import MemoryStore

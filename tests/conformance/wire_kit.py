@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
 import httpx
+import trio
 from msgspec import Struct
 
 from queen_actors.api import Api, Request
+from queen_actors.broker import running
+from queen_actors.config import Settings
+from queen_actors.ports import Clock
+from queen_actors.serve.listen import serve
+from queen_actors.storage.memory import MemoryStore
 
 UNSENT: Any = object()
 """The body is not JSON: it is given as bytes, or there is none."""
@@ -214,3 +222,22 @@ def schedule(queue: str, key: str, value: Any, delay_ms: float, **fields: Any) -
     payload = base64.b64encode(json.dumps(value).encode()).decode()
     op = {"op": "schedule", "queue": queue, "timerKey": key, "payload": payload, "delayMs": delay_ms}
     return {**op, "txn": f"fire-{key}", **fields}
+
+
+@asynccontextmanager
+async def direct(store: MemoryStore | None = None, clock: Clock | None = None) -> AsyncIterator[Wire]:
+    """A broker, and its wire. Two that shall live one after the other on virtual time share a clock."""
+    settings = Settings(data=None)
+    async with running(store or MemoryStore(), settings, clock=clock) as broker:
+        yield Wire(Direct(Api(broker, settings)))
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[Wire]:
+    """The real server on a port of its own, and its wire through a socket."""
+    settings = Settings(data=None, port=0)
+    async with running(MemoryStore(), settings) as broker, trio.open_nursery() as nursery:
+        (url,) = await nursery.start(partial(serve, broker, settings))
+        async with httpx.AsyncClient(verify=False, trust_env=False, timeout=30) as client:
+            yield Wire(Socket(client, url))
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,75 @@
+"""The real server as a process of its own, for tests that drive it from outside."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+START_SECONDS = 20.0
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class ServerProcess:
+    """`queen-actors serve` on a free port; in memory, or with a data directory that the next start finds again."""
+
+    def __init__(self, log: Path, data: Path | None = None) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._where = ["--memory"] if data is None else ["--data", str(data)]
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Return when it answers. Raises AssertionError, with its log, when it does not."""
+        command = [sys.executable, "-m", "queen_actors", "serve", *self._where, "--port", str(self.port)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                if httpx.get(f"{self.url}/health", trust_env=False).status_code == 200:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.02)
+        self.kill()
+        raise AssertionError(f"the server did not start:\n{self._log.read_text(errors='replace')}")
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it is not running"
+        return self._process.pid
+
+    def stop(self) -> None:
+        """SIGTERM, and wait for its end."""
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(START_SECONDS)
+            finally:
+                self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL, as a power cut would have it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def environment(server: ServerProcess) -> dict[str, str]:
+    """What a client process gets: ours, without proxies between it and the server, and the server's `SERVER_PID`."""
+    ours = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    return {**ours, "SERVER_PID": str(server.pid)}
