@@ -53,7 +53,11 @@ class Recovery(Protocol):
         ...
 
     def sealed(self, runs: Sequence[SealedRun]) -> None:
-        """Messages that lie in segments; runs of one partition come in offset order."""
+        """Messages that lie in segments; runs of one partition come in offset order.
+
+        They may reach below the partition's `log_start`, and name partitions that are gone: leave those out, here and
+        in `recent`.
+        """
         ...
 
     def recent(self, messages: Sequence[Recent]) -> None:
@@ -115,13 +119,16 @@ class Store(Protocol):
         ...
 
     async def seal(self) -> None:
-        """Roll the journal now and seal all of it: segments and SQL are then up to the second."""
+        """Roll the journal now and seal all of it: segments and SQL are then up to the second.
+
+        Raises Unavailable when it cannot be done now: the journal is kept, and `maintain` tries again.
+        """
         ...
 
     def statistics(self) -> StoreStatistics: ...
 
     async def close(self) -> None:
-        """Let go of the directory. What was committed stays; safe to call twice."""
+        """Let go of the directory. What was committed stays; safe to call twice. Then `open` may be called again."""
         ...
 
 

@@ -10,8 +10,8 @@ import errno
 import os
 from collections.abc import Sequence
 
-FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
-"""The errors by which a file system refuses a write for want of room."""
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+"""The errors by which a file system refuses a write for want of room, or of the process's share of it."""
 
 
 class FileOps:

@@ -83,8 +83,10 @@ class MemoryStore:
         self._crashed.set()
 
     async def open(self, recovery: Recovery) -> Recovered:
-        """Recover what is durable, and be ready for `commit`."""
+        """Recover what is durable, and be ready for `commit`. Raises StorageFailed after a crash: see `reopen`."""
         await trio.lowlevel.checkpoint()
+        if self._crashed.is_set():
+            self._refuse()
         counters, instant = Counters(), 0
         self._messages.clear()
         sealed = [decode_entries(body) for body in self.durable.groups[: self.durable.sealed]]

@@ -30,13 +30,14 @@ class JournalTail:
         self.counters: Counters | None = None
         self.last_instant = 0
         self.cut_bytes = 0
+        self._cuts: list[tuple[str, int]] = []
         self.kept: list[tuple[JournalFile, int]] = []
         """The files that hold entries, each with the position it ends at."""
         self.superseded: list[JournalFile] = []
         """Files whose entries all lie in segments already: left over from a crash, to be removed."""
 
     def chunks(self) -> Iterator[list[Entry]]:
-        """The entries, in order, some at a time. A torn end of the newest file is cut. Raises DataDirectoryError."""
+        """The entries, in order, some at a time. Raises DataDirectoryError."""
         sealed = self.position
         for number, file in enumerate(self._files):
             if file.first < sealed:
@@ -86,32 +87,31 @@ class JournalTail:
                     f"{file.path} ends in {reader.torn} bytes that are no whole frame, and a newer journal follows: it "
                     "is damaged. The file is kept as it is. Restore the data directory from a backup."
                 )
-            self._require_noted()
             self.cut_bytes = reader.torn
-            _log.warning("cutting %d bytes of an unfinished commit off the end of %s", reader.torn, file.path)
         if reader.end < os.path.getsize(file.path):
-            journal.cut(self._directory.ops, file.path, reader.end)
+            self._cuts.append((file.path, reader.end))
         if reader.position > file.first:
             self.kept.append((file, reader.position))
 
     def finish(self) -> None:
-        """The log has been read: check that it reaches as far as it is known to. Raises DataDirectoryError."""
-        self._require_noted()
-        _, newest = self._directory.noted_position()
-        if newest and self.position <= newest and all(file.first != newest for file in self._files):
-            raise DataDirectoryError(
-                f"The newest journal, {self._directory.journal_path(newest)}, is missing. Restore the data directory "
-                "from a backup."
-            )
-
-    def _require_noted(self) -> None:
-        noted, _ = self._directory.noted_position()
+        """The log has been read: check that it reaches as far as it is known to, and only then cut a torn end, and
+        what was allocated ahead. Raises DataDirectoryError, OSError."""
+        noted, newest = self._directory.noted_position()
         if self.position < noted:
             raise DataDirectoryError(
                 f"The log in {self._directory.path} ends at position {self.position}, but {noted} was committed: its "
                 "end is damaged or missing. Every file is kept as it is. Restore the data directory from a backup; or, "
                 "to go on without the missing entries, delete the file POSITION in it."
             )
+        if newest and self.position <= newest and all(file.first != newest for file in self._files):
+            raise DataDirectoryError(
+                f"The newest journal, {self._directory.journal_path(newest)}, is missing. Restore the data directory "
+                "from a backup."
+            )
+        if self.cut_bytes:
+            _log.warning("cut %d bytes of an unfinished commit off the log's end", self.cut_bytes)
+        for path, end in self._cuts:
+            journal.cut(self._directory.ops, path, end)
 
     def _take(self, chunk: list[Entry]) -> None:
         self.counters = chunk[-1].counters

@@ -6,7 +6,7 @@ import pytest
 import trio
 from storage_kit import Model, Workload, assert_same, cursor, entry, kv, queue, record
 
-from queen_actors.domain.effects import Appended, Counters, Entry, KvDropped, PartitionPut, QueueDropped
+from queen_actors.domain.effects import Appended, Counters, Entry, KvDropped, PartitionPut, QueueDropped, Record
 from queen_actors.errors import StorageFailed
 from queen_actors.ports import SealedRun, Store
 
@@ -82,7 +82,14 @@ class StoreContract:
         await store.open(Model())
         await store.close()
         await store.close()
-        for call in (store.commit([entry(1)]), store.read(1, 0, 1, 1), store.first_offset_at(1, 0), store.seal()):
+        for call in (
+            store.commit([entry(1)]),
+            store.read(1, 0, 1, 1),
+            store.first_offset_at(1, 0),
+            store.find(1, "t"),
+            store.size(1, 0, 1),
+            store.seal(),
+        ):
             with pytest.raises(StorageFailed):
                 await call
 
@@ -128,6 +135,22 @@ class StoreContract:
                 await store.seal()
         assert [await store.first_offset_at(1, ts) for ts in (0, 1, 100, 101, 200, 201)] == [0, 2, 2, 4, 4, None]
         assert await store.first_offset_at(2, 0) is None
+        await store.close()
+
+    async def test_finding_and_measuring_sealed_messages(self) -> None:
+        """A transaction id gives the last offset that has it; the size is of payloads in a range."""
+        store = self.make()
+        await store.open(Model())
+        await store.commit([entry(1, queue(), PartitionPut(1, 1, "p", 1, 0), PartitionPut(2, 1, "o", 1, 0))])
+        for offset in range(6):
+            message = Record(offset, 5, f"id-{offset}", f"txn-{offset % 4}", b"1" * (offset + 1))
+            await store.commit([entry(offset, Appended(1, (message,)))])
+            if offset % 3 == 2:
+                await store.seal()
+        assert [await store.find(1, f"txn-{number}") for number in range(5)] == [4, 5, 2, 3, None]
+        assert await store.find(2, "txn-1") is None
+        assert [await store.size(1, first, 9) for first in (0, 2, 5, 6)] == [21, 18, 6, 0]
+        assert await store.size(1, 1, 3) == 9
         await store.close()
 
     async def test_maintain_is_told_what_was_sealed(self) -> None:

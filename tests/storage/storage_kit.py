@@ -58,6 +58,10 @@ def kv(key: str, version: int, ns: str = "n") -> KvPut:
     return KvPut(ns, key, b'{"v":%d}' % version, version, None, 3, 4)
 
 
+def dead_letter(number: int, qid: int, pid: int) -> DeadLetterPut:
+    return DeadLetterPut(f"dead-{number}", qid, pid, "g", record(number), "no", 3, 7)
+
+
 class Model:
     """What a sequence of effects comes to, in the plainest way; also a `ports.Recovery`."""
 

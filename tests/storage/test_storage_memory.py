@@ -102,6 +102,8 @@ async def test_a_crash_during_a_commit(autojump_clock: trio.testing.MockClock, k
         store.crash(keep=keep)
     with pytest.raises(StorageFailed):
         await store.commit([entry(3)])
+    with pytest.raises(StorageFailed):
+        await store.open(Model())
     assert (await store.reopen().open(Model())).position == (2 if keep else 0)
 
 

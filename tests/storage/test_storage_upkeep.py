@@ -7,11 +7,10 @@ import pathlib
 
 import pytest
 import trio
-from storage_kit import Model, Workload, assert_same, cursor, entry, kv, queue, record
+from storage_kit import Model, Workload, assert_same, cursor, dead_letter, entry, kv, queue, record
 
 from queen_actors.domain.effects import (
     Appended,
-    DeadLetterPut,
     Effect,
     GroupPut,
     KvDropped,
@@ -51,10 +50,6 @@ def names(path: pathlib.Path, kind: str) -> list[str]:
 
 def partition(pid: int, qid: int = 1, log_start: int = 0) -> PartitionPut:
     return PartitionPut(pid, qid, f"p{pid}", 5, log_start)
-
-
-def dead_letter(number: int, qid: int, pid: int) -> DeadLetterPut:
-    return DeadLetterPut(f"dead-{number}", qid, pid, "g", record(number), "no", 3, 7)
 
 
 def timer(key: str) -> TimerPut:
