@@ -104,7 +104,8 @@ class Subscription:
         self._unsettled = 0
         self._held: dict[tuple[str, int], _Held] = {}
         self._leases: dict[str, _Lease] = {}
-        self._popping = False
+        self._asking = trio.CancelScope()
+        self._asked = 0  # for how many messages the pop asked that is under way
         self._ended_early: set[tuple[str, int]] = set()
         self._credit_came = trio.lowlevel.ParkingLot()
         self._request = PopRequest()
@@ -150,19 +151,27 @@ class Subscription:
         while True:
             while self._credit <= self._unsettled:
                 await self._credit_came.park()
-            batch = min(self.terms.batch, self._credit - self._unsettled)
             asked = trio.current_time()
-            self._popping = True
-            try:
-                reply = await self._broker.pop(replace(self._request, batch=batch))
-                deliveries = self._take(reply)
-            finally:
-                self._popping = False
-                self._ended_early.clear()
-            if deliveries:
-                return deliveries
-            if not reply.claims and trio.current_time() < asked + PAUSE_SECONDS:
-                await trio.sleep(PAUSE_SECONDS)
+            with trio.CancelScope() as self._asking:
+                if deliveries := await self._pop():
+                    return deliveries
+                if trio.current_time() < asked + PAUSE_SECONDS:
+                    await trio.sleep(PAUSE_SECONDS)
+
+    async def _pop(self) -> list[Delivery]:
+        self._asked = min(self.terms.batch, self._credit - self._unsettled)
+        try:
+            return self._take(await self._broker.pop(replace(self._request, batch=self._asked)))
+        finally:
+            self._asked = 0
+            self._ended_early.clear()
+
+    def _credited(self) -> None:
+        """There is more credit. A pop that waits asked for as much as there was; when it would ask for twice as much
+        now, it asks again, so that a partition is not leased for the sake of the one message there was credit for."""
+        self._credit_came.unpark_all()
+        if 0 < self._asked <= min(self.terms.batch, self._credit - self._unsettled) // 2:
+            self._asking.cancel()
 
     def _take(self, reply: PopReply) -> list[Delivery]:
         alive = [claim for claim in reply.claims if (reply.lease_id, claim.pid) not in self._ended_early]
@@ -183,7 +192,7 @@ class Subscription:
             self._credit -= self._unsettled
             self._unsettled = 0
         self._credit = min(self._credit + messages, limits.WS_CREDIT_MAX)
-        self._credit_came.unpark_all()
+        self._credited()
 
     # -- leases ----------------------------------------------------------------------------------------------------
 
@@ -192,7 +201,7 @@ class Subscription:
         key = (end.lease_id, end.pid)
         held = self._held.get(key)
         if held is None:
-            if self._popping:
+            if self._asked:
                 self._ended_early.add(key)
             return
         settled = min(end.messages, held.left)
@@ -205,7 +214,7 @@ class Subscription:
             lease.partitions.discard(end.pid)
             if not lease.partitions:
                 del self._leases[end.lease_id]
-        self._credit_came.unpark_all()
+        self._credited()
         if end.reason != "settled" and self._tell is not None:
             reason = "maxLease" if end.reason == "expired" and lease.capped else end.reason
             self._tell(Lost(end.lease_id, held.partition, end.pid, reason))

@@ -18,17 +18,23 @@ class Gate:
 
     def __init__(self, outbox: Outbox) -> None:
         self.closed = False
+        self._held = False
         self._outbox = outbox
+        self._open = trio.lowlevel.ParkingLot()
         self._claims: set[trio.CancelScope] = set()
         outbox.on_full = self._withdraw
 
     async def claim(self, ask: Callable[[], Awaitable[T]]) -> T | None:
         """What `ask` returns; None when the gate was closed before it had anything. `ask` must be safe to cancel."""
         while True:
+            while self._held and not self.closed:
+                await self._open.park()
             if not self.closed:
                 await self._outbox.room()
             if self.closed:
                 return None
+            if self._held:
+                continue
             with trio.CancelScope() as scope:
                 self._claims.add(scope)
                 try:
@@ -36,9 +42,19 @@ class Gate:
                 finally:
                     self._claims.discard(scope)
 
+    def hold(self) -> None:
+        """Withdraw every claim that waits, and let no other through until `release`: the peer may be dead."""
+        self._held = True
+        self._withdraw()
+
+    def release(self) -> None:
+        self._held = False
+        self._open.unpark_all()
+
     def close(self) -> None:
         """Withdraw every claim that waits, and let no other through."""
         self.closed = True
+        self._open.unpark_all()
         self._withdraw()
 
     def _withdraw(self) -> None:

@@ -226,15 +226,31 @@ class Session:
         while not self._link.outbox.finished:
             with trio.move_on_after(min(interval, self._feeds.patience)):
                 await self._feeds.changed.park()
-            self._read_freely = not self._paused
-            answered = False
-            with trio.move_on_after(interval):
-                answered = await self._link.ping()
+            answered = await self._answered(interval)
             if answered or not self._read_freely:
                 await self._feeds.keep_alive()
             elif not self._link.outbox.finished:
                 self._link.abandon()
                 self._end_soon()
+
+    async def _answered(self, seconds: float) -> bool:
+        """Whether the peer answers a ping. While it has not answered for so long that leases run out, it gets nothing
+        more: what it cannot keep would come back to it, and again, until its delivery limit."""
+        self._read_freely = not self._paused
+        began = trio.current_time()
+        with trio.move_on_at(began + seconds):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._hold_after, self._feeds.patience)
+                pong = await self._link.ping()
+                nursery.cancel_scope.cancel()
+                self._gate.release()
+                return pong
+        return False
+
+    async def _hold_after(self, seconds: float) -> None:
+        await trio.sleep(seconds)
+        if self._read_freely:
+            self._gate.hold()
 
     async def _watch_stalls(self) -> None:
         await self._link.outbox.stalled()

@@ -63,6 +63,7 @@ class Peer:
         self._ws = WSConnection(ConnectionType.CLIENT)
         self._news = trio.lowlevel.ParkingLot()
         self._replies = 0
+        self._writing = trio.StrictFIFOLock()
 
     async def upgrade(
         self,
@@ -128,7 +129,8 @@ class Peer:
 
     async def raw(self, data: bytes) -> None:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            await self.stream.send_all(data)
+            async with self._writing:
+                await self.stream.send_all(data)
 
     def frame(self, message: object) -> bytes:
         """One message as bytes to send."""
@@ -158,8 +160,8 @@ class Peer:
             lambda message: message.get("event") == kind and all(message.get(k) == v for k, v in fields.items())
         )
 
-    async def expect(self, wanted: Any) -> dict[str, Any]:
-        with trio.fail_after(60):
+    async def expect(self, wanted: Any, seconds: float = 60) -> dict[str, Any]:
+        with trio.fail_after(seconds):
             while True:
                 for place, message in enumerate(self.received):
                     if wanted(message):
