@@ -17,6 +17,7 @@ from .actors.arrivals import Arrivals
 from .actors.clock import RandomIds, TrioClock
 from .actors.coordinator import Coordinator
 from .actors.core import Core, Draft
+from .actors.counts import Counts
 from .actors.groups import Groups
 from .actors.kv import Keys
 from .actors.letters import Letters
@@ -66,6 +67,7 @@ class Broker:
         self.clock = clock
         self.ids = ids
         core = self._core = Core(store, clock, ids, settings)
+        self.counts = Counts()
         self._producers = Producers(core)
         self._acks = Acks(core, self._producers)
         self._pops = Pops(core, self._producers, self._acks)
@@ -89,6 +91,7 @@ class Broker:
             self._upkeep.observe,
             self._retention.observe,
             self.arrivals.observe,
+            self.counts.observe,
         )
 
     # -- messages --------------------------------------------------------------------------------------------------
@@ -97,15 +100,21 @@ class Broker:
         """Append messages, in order within each partition; one outcome per item (wire-messaging 6)."""
         if producer is not None:
             items = [_produced(item, producer) for item in items]
-        return await self._producers.push(items)
+        outcomes = await self._producers.push(items)
+        self.counts.pushed(outcomes)
+        return outcomes
 
     async def pop(self, request: PopRequest) -> PopReply:
         """Claim messages for a group, waiting for some as long as asked (7). A cancelled caller holds no lease."""
-        return await self._pops.pop(request)
+        reply = await self._pops.pop(request)
+        self.counts.popped(reply)
+        return reply
 
     async def ack(self, acks: Sequence[Ack]) -> list[AckOutcome]:
         """Settle messages; one outcome per ack, in order (8)."""
-        return await self._acks.ack(acks)
+        outcomes = await self._acks.ack(acks)
+        self.counts.acked([ack.status for ack in acks], outcomes)
+        return outcomes
 
     async def extend(self, lease_id: str, seconds: int) -> LeaseExtended:
         """Every live lease under this id lasts at least `seconds` from now (9)."""
@@ -152,7 +161,9 @@ class Broker:
 
     async def transaction(self, transaction: Transaction) -> TransactionReply:
         """Acks, pushes, keys and timers in one step, or none of it (wire-kv 5). `RolledBack` is an answer."""
-        return await self._coordinator.commit(transaction)
+        reply = await self._coordinator.commit(transaction)
+        self.counts.decided(reply)
+        return reply
 
     # -- queues and groups -----------------------------------------------------------------------------------------
 

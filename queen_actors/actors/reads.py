@@ -140,6 +140,22 @@ class Reads:
         await self._core.log.durable()
         return [row[3] for row in sorted(newest, reverse=True)][wanted.offset :]
 
+    async def appended(self, first: int, step: int, count: int) -> list[int]:
+        """How many of the messages that are kept were appended in each of `count` intervals of `step` microseconds."""
+        found = [0] * count
+        for queue in list(self._core.directory.queues.values()):
+            for place, pid in enumerate(list(queue.partitions.values())):
+                if place % STEP == STEP - 1:
+                    await trio.lowlevel.checkpoint()
+                partition = self._core.directory.peek(pid)
+                if partition is None or partition.last_ts < first:
+                    continue
+                edges = [await self._offset_at(partition, first + place * step) for place in range(count + 1)]
+                for place in range(count):
+                    found[place] += edges[place + 1] - edges[place]
+        await self._core.log.durable()
+        return found
+
     async def _listed(
         self, queue: QueueState, partition: PartitionState, wanted: MessageFilter, count: int
     ) -> list[ListedMessage]:

@@ -31,28 +31,36 @@ class Api:
         self._router = Router()
         self._polls: set[trio.CancelScope] = set()
         self._draining = False
+        self._requests: dict[tuple[str, str, int], int] = {}
 
     async def handle(self, request: Request) -> Reply:
         """The reply to a request. Raises nothing: what goes wrong is a reply too, and what is our fault is logged.
 
         When the caller is cancelled, so is the operation; a pop then leases nothing to it.
         """
-        family = None
+        route = names = None
         try:
             found = self._router.find(request.method, request.raw_path)
-            if found is None:
-                return self._unknown(request)
-            route, names = found
-            family = route.family
-            caller = await self._authorize(request, route.access)
-            call = Call(self._broker, self._settings, request, caller, names)
-            return await (self._wait(route, call) if route.waits else self._run(route, call))
+            if found is not None:
+                route, names = found
+            reply = (
+                self._unknown(request) if route is None or names is None else await self._answer(request, route, names)
+            )
         except QueenError as error:
-            return error_reply(error, family)
+            reply = error_reply(error, None if route is None else route.family)
         except Exception as error:  # the boundary: a fault of ours in one request must not reach another
             where = request.raw_path.decode("latin-1")[:200]
             log.exception("request failed", extra={"method": request.method, "path": where, "fault": repr(type(error))})
-            return error_reply(InternalError("internal error; the broker's log has more"), family)
+            fault = InternalError("internal error; the broker's log has more")
+            reply = error_reply(fault, None if route is None else route.family)
+        counted = ("", "", reply.status) if route is None else (route.pattern, route.method, reply.status)
+        self._requests[counted] = self._requests.get(counted, 0) + 1
+        return reply
+
+    async def _answer(self, request: Request, route: Route, names: tuple[str, ...]) -> Reply:
+        caller = await self._authorize(request, route.access)
+        call = Call(self._broker, self._settings, request, caller, names, self._requests)
+        return await (self._wait(route, call) if route.waits else self._run(route, call))
 
     def drain(self) -> None:
         """Let go of every parked pop, now and from now on: each is answered as if its wait were over."""

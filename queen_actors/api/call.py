@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from msgspec import Struct
 
@@ -27,6 +27,8 @@ class Call(Struct):
     request: Request
     caller: Caller
     names: tuple[str, ...]
+    requests: Mapping[tuple[str, str, int], int]
+    """Requests answered so far: (route, method, status) to how many."""
 
     @property
     def body(self) -> bytes:

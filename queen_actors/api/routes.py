@@ -11,7 +11,23 @@ from collections.abc import Iterable
 
 from queen_actors.wire.frames import unescape
 
-from . import ack, groups, health, kv, letters, locks, overview, pop, push, queue, reads, socket, timers, transaction
+from . import (
+    ack,
+    groups,
+    health,
+    kv,
+    letters,
+    locks,
+    metrics,
+    overview,
+    pop,
+    push,
+    queue,
+    reads,
+    socket,
+    timers,
+    transaction,
+)
 from .call import Route
 
 TABLE: tuple[Route, ...] = (
@@ -28,6 +44,7 @@ TABLE: tuple[Route, ...] = (
     *queue.ROUTES,
     *groups.ROUTES,
     *health.ROUTES,
+    *metrics.ROUTES,
     *socket.ROUTES,
 )
 """In order: of two that match, the first one is meant."""
