@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import gc
 import tempfile
+import time
 import tracemalloc
 from typing import Any
 
 import trio
 
+from queen_actors.actors.clock import TrioClock
 from queen_actors.broker import running
 from queen_actors.config import Settings
 from queen_actors.domain.partition import PushItem
 from queen_actors.domain.queue import Configure
 from queen_actors.storage import store_of
+from queen_actors.values import SECOND
 
 COUNT, BATCH = 100_000, 1_000
 
 
 def idle_partitions(payload: bytes = b'{"id":1}') -> dict[str, Any]:
-    """Each partition got one message, which lies in a segment; then the broker was opened again."""
+    """Each partition got one message, which lies in a segment; the broker is opened again when all windows are over."""
     with tempfile.TemporaryDirectory(prefix="queen-actors-bench-") as directory:
         trio.run(_fill, directory, payload)
         return trio.run(_weigh, directory)
@@ -39,7 +42,8 @@ async def _weigh(directory: str) -> dict[str, Any]:
     settings = Settings(data=directory)
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    async with running(store_of(settings), settings) as broker:
+    later = TrioClock(time.time_ns() // 1000 + 7200 * SECOND)
+    async with running(store_of(settings), settings, clock=later) as broker:
         await broker.passivate()
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -79,28 +80,42 @@ class Http:
 
 
 class WebSocket:
-    """One socket; events that come between a request and its reply are kept for `event`."""
+    """One socket. What comes between a request and its reply is kept for `event`."""
 
     def __init__(self, connection: WebSocketConnection) -> None:
         self._connection = connection
-        self._events: list[Any] = []
+        self._events: deque[Any] = deque()
 
     async def call(self, op: str, body: dict[str, Any]) -> Any:
-        await self._connection.send_message(msgspec.json.encode({"id": 1, "op": op, **body}).decode())
+        await self._send("call", op, body)
         while True:
-            frame = msgspec.json.decode(await self._connection.get_message())
-            if "event" in frame:
-                self._events.append(frame)
-                continue
-            hold(frame["ok"])
-            return frame["body"]
+            frame = await self._receive()
+            if frame.get("id") == "call":
+                return frame["body"]
+
+    async def tell(self, op: str, body: dict[str, Any]) -> None:
+        """Send a request, and check its reply when it comes, while waiting for something else."""
+        await self._send("told", op, body)
 
     async def event(self, name: str) -> Any:
         """The next event of this name; others are passed over."""
         while True:
-            frame = self._events.pop(0) if self._events else msgspec.json.decode(await self._connection.get_message())
-            if frame["event"] == name:
+            frame = self._events.popleft() if self._events else await self._receive()
+            if frame.get("event") == name:
                 return frame
+
+    async def _send(self, ident: str, op: str, body: dict[str, Any]) -> None:
+        await self._connection.send_message(msgspec.json.encode({"id": ident, "op": op, **body}).decode())
+
+    async def _receive(self) -> Any:
+        frame = msgspec.json.decode(await self._connection.get_message())
+        if "event" in frame:
+            self._events.append(frame)
+            return {}
+        hold(frame["ok"])
+        if frame["id"] == "told":
+            hold(all(entry["success"] for entry in frame["body"]))
+        return frame
 
 
 class WireClient:
@@ -132,11 +147,7 @@ class WireClient:
         return _messages(reply) if reply else []
 
     async def ack(self, messages: Sequence[Message], group: str | None) -> None:
-        acks = [
-            {"transactionId": m.txn, "partitionId": m.pid, "status": "completed", "error": None, "leaseId": m.lease}
-            for m in messages
-        ]
-        entries = await self._transport.call("ack", {"acknowledgments": acks, "consumerGroup": group})
+        entries = await self._transport.call("ack", acknowledgments(messages, group))
         hold(all(entry["success"] for entry in entries))
 
     async def put(self, key: str, value: bytes) -> None:
@@ -205,16 +216,6 @@ class WireClient:
         return {element["txn"]: parse_instant(element["deliverAt"]) / SECOND for element in reply["results"]}
 
 
-class WaitingClient(WireClient):
-    """Over a WebSocket a lock is waited for in line, without polling."""
-
-    async def acquire(self, name: str) -> int:
-        wait = {"name": name, "ttlSeconds": 30, "waitSeconds": WAIT_SECONDS}
-        element = await self._transport.call("lock.acquire", wait)
-        hold(element["acquired"])
-        return int(element["token"])
-
-
 class PoppingConsumer:
     def __init__(self, client: WireClient, queue: str, group: str | None, batch: int, partitions: int) -> None:
         self._client = client
@@ -228,16 +229,26 @@ class PoppingConsumer:
 
 
 class SubscribedConsumer:
+    """Acks go out without waiting for their replies, which are checked as they come: the credit bounds how many."""
+
     def __init__(self, socket: WebSocket, group: str | None) -> None:
         self._socket = socket
-        self._client = WireClient(socket)
         self._group = group
 
     async def receive(self) -> Sequence[Message]:
         return _messages(await self._socket.event("messages"))
 
     async def ack(self, messages: Sequence[Message]) -> None:
-        await self._client.ack(messages, self._group)
+        await self._socket.tell("ack", acknowledgments(messages, self._group))
+
+
+def acknowledgments(messages: Sequence[Message], group: str | None) -> dict[str, Any]:
+    """The body of an ack of these messages."""
+    acks = [
+        {"transactionId": m.txn, "partitionId": m.pid, "status": "completed", "error": None, "leaseId": m.lease}
+        for m in messages
+    ]
+    return {"acknowledgments": acks, "consumerGroup": group}
 
 
 def _messages(reply: Any) -> list[Message]:
@@ -274,7 +285,7 @@ class WebSocketFace:
     @asynccontextmanager
     async def client(self) -> AsyncGenerator[Client]:
         async with self._socket() as socket:
-            yield WaitingClient(socket)
+            yield WireClient(socket)
 
     @asynccontextmanager
     async def consumer(self, queue: str, group: str | None, *, batch: int, partitions: int) -> AsyncGenerator[Consumer]:

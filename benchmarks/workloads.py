@@ -131,7 +131,7 @@ def _key_call(client: Client, op: str, number: int) -> Call:
 
 
 async def lock(face: Face, seconds: float, *, callers: int) -> dict[str, Any]:
-    """W7: acquire and release one lock; who finds it held tries again (the WebSocket waits in line instead)."""
+    """W7: acquire and release one lock; who finds it held tries again after 10 ms."""
     tokens: list[int] = []
     async with AsyncExitStack() as stack:
 

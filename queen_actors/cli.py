@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import msgspec
 import structlog
@@ -151,7 +151,7 @@ def _end_late() -> None:
 
 def _leaves(failure: BaseException) -> Iterator[BaseException]:
     if isinstance(failure, BaseExceptionGroup):
-        for inner in failure.exceptions:
+        for inner in cast("BaseExceptionGroup[BaseException]", failure).exceptions:
             yield from _leaves(inner)
     else:
         yield failure

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial
@@ -89,7 +89,7 @@ async def story(teller: Teller, directory: str) -> None:
 
 
 @asynccontextmanager
-async def embedded(directory: str) -> AsyncIterator[tuple[Queen, str]]:
+async def embedded(directory: str) -> AsyncGenerator[tuple[Queen, str]]:
     """A broker on `directory` in this process: a client of it, and the address at which it serves the loopback."""
     settings = Settings(data=directory, port=0)
     shutdown = trio.Event()
