@@ -183,6 +183,13 @@ class DataDirectory:
                 best = max(best, (position, journal))
         return best
 
+    def remove_unfinished_builds(self) -> None:
+        """Give back the room of a file that could not be built. An error here is of no consequence."""
+        for name in os.listdir(self.path):
+            if name.endswith((".duckdb.tmp", ".duckdb.tmp.wal")):
+                with contextlib.suppress(OSError):
+                    self.ops.unlink(os.path.join(self.path, name))
+
     def _remove_unfinished(self) -> None:
         shutil.rmtree(self.spill, ignore_errors=True)
         for name in os.listdir(self.path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -81,6 +82,9 @@ class DurableStore:
     async def commit(self, entries: Sequence[Entry]) -> None:
         """Make the group durable; see `ports.Store`. It cannot be cancelled while it is under way."""
         opened = self._opened()
+        if not entries:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return
         body, count = encode_entries(entries), len(entries)
         await opened.committer.run(lambda: self._append(opened, body, count))
         if opened.upkeep.rolled:
@@ -93,7 +97,8 @@ class DurableStore:
             raise StorageFailed(self._failure)
         try:
             if opened.writer.end >= self._roll_bytes:
-                opened.roll()
+                with contextlib.suppress(StorageFull):  # the present file may still have room for this group
+                    opened.roll()
             opened.writer.append(body, count)
         except StorageFailed as error:
             self._failure = error.detail
@@ -141,6 +146,8 @@ class DurableStore:
             wait = self._roll_seconds
             try:
                 await self._maintain(opened)
+                if opened.upkeep.unchecked:
+                    continue
                 retry = RETRY_SECONDS
             except (OSError, duckdb.Error, StorageFull) as error:
                 _log.warning("upkeep of %s failed and is tried again in %.0f s: %s", self._path, retry, error)
@@ -161,7 +168,7 @@ class DurableStore:
                 await opened.upkeep.seal(self._evict)
                 if opened.upkeep.snapshot_due():
                     await opened.upkeep.take_snapshot()
-                await opened.upkeep.check_old()
+                await opened.upkeep.check_next()
         except StorageFailed as error:
             self._failure = error.detail
             raise
@@ -170,32 +177,32 @@ class DurableStore:
         """Roll the journal now and seal all of it. Raises Unavailable when that failed and will be tried again."""
         opened = self._opened()
         async with self._sealing:
-            await self._roll(opened)
             try:
+                await self._roll(opened)
                 await opened.upkeep.seal(self._evict)
             except StorageFailed as error:
                 self._failure = error.detail
                 raise
-            except (OSError, duckdb.Error) as error:
-                raise Unavailable(f"Sealing the journal of {self._path} failed: {error}. It is kept.") from error
+            except (OSError, duckdb.Error, StorageFull) as error:
+                raise Unavailable(
+                    f"Sealing the journal of {self._path} failed: {str(error).rstrip('.')}. It is kept."
+                ) from error
 
     async def _roll(self, opened: Log) -> None:
-        """Begin a new journal file if the present one holds anything."""
+        """Begin a new journal file if the present one holds anything. Raises StorageFull, StorageFailed."""
 
         def roll() -> None:
             if self._failure is not None:
                 raise StorageFailed(self._failure)
-            try:
-                opened.roll()
-            except StorageFailed as error:
-                self._failure = error.detail
-                raise
+            opened.roll()
 
         await opened.committer.run(roll)
 
     def statistics(self) -> StoreStatistics:
-        """Figures since the store was opened."""
-        opened = self._opened()
+        """Figures since the store was opened; they can be had after a failure too, until it is closed."""
+        opened = self._open
+        if opened is None:
+            raise StorageFailed(self._failure or "The store is not open.")
         upkeep = opened.upkeep
         files = [*upkeep.behind, *upkeep.since]
         return StoreStatistics(

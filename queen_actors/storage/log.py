@@ -12,7 +12,7 @@ import trio
 
 from queen_actors import limits
 from queen_actors.domain.effects import Entry
-from queen_actors.errors import StorageFailed
+from queen_actors.errors import StorageFailed, StorageFull
 from queen_actors.ports import Recovered, Recovery
 
 from . import duck, recovery
@@ -100,8 +100,10 @@ class Log:
             self.due.set()
 
     def roll(self) -> None:
-        """Begin the next journal file, if the present one holds anything; without room for it the present one goes
-        on. Raises StorageFailed."""
+        """Begin the next journal file, if the present one holds anything.
+
+        Raises StorageFull when there is no room for it: the present one goes on as before; StorageFailed.
+        """
         writer = self.writer
         if writer.end == PAGE:
             return
@@ -110,7 +112,7 @@ class Log:
             fresh = JournalWriter.create(self.directory.ops, path, writer.position)
         except OSError as error:
             if error.errno in FULL:
-                return
+                raise StorageFull(f"The disk that holds {path} is full: there is no room for a new journal.") from error
             raise StorageFailed(f"Beginning a new journal file failed: {error}.") from error
         try:
             self.directory.note_position(writer.position, writer.position, flush=True)

@@ -121,6 +121,9 @@ class MemoryStore:
         if self.faults.full:
             await trio.lowlevel.cancel_shielded_checkpoint()
             raise StorageFull("The disk is full; nothing was committed.")
+        if not entries:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return
         body = encode_entries(entries)
         latency = self.faults.latency() if callable(self.faults.latency) else self.faults.latency
         with trio.CancelScope(shield=True):

@@ -84,9 +84,9 @@ class Upkeep:
         self._stopped = True
         self._pace.stop()
 
-    async def check_old(self) -> None:
-        """Check the bytes of the segments that the open left unchecked. Raises StorageFailed, OSError."""
-        while self.unchecked:
+    async def check_next(self) -> None:
+        """Check the bytes of one of the segments that the open left unchecked. Raises StorageFailed, OSError."""
+        if self.unchecked:
             file = self.unchecked[-1]
             await self._run(partial(recovery.check, file))
             self.unchecked.pop()
@@ -168,6 +168,10 @@ class Upkeep:
         self._pace.working_on(connection)
         try:
             yield connection
+        except BaseException:
+            connection.close()
+            self._directory.remove_unfinished_builds()
+            raise
         finally:
             self._pace.working_on(None)
             connection.close()

@@ -58,6 +58,18 @@ class StoreContract:
         assert model.things == {("kv", ("n", "k")): kv("k", 3)}
         await store.close()
 
+    async def test_a_commit_of_nothing(self) -> None:
+        """An empty group changes nothing, and leaves a log that opens."""
+        store = self.make()
+        await store.open(Model())
+        await store.commit([])
+        await store.commit([entry(1, kv("a", 1))])
+        await store.commit([])
+        await store.close()
+        store, model = self.make(), Model()
+        assert (await store.open(model)).position == 1
+        await store.close()
+
     async def test_a_cancelled_commit_finishes(self) -> None:
         """A commit under way when its scope is cancelled is made durable, and the cancellation is not lost."""
         store = self.make()
@@ -205,15 +217,15 @@ class StoreContract:
         assert model.things == {}
         await store.close()
 
-    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("seed", range(3))
     async def test_recovery_is_identity(self, seed: int) -> None:
         """Whatever was committed and sealed, and whenever it was closed, what is recovered is the state before."""
         work = Workload(seed)
-        for life in range(4):
+        for life in range(3):
             store, model = self.make(), Model()
             await store.open(model)
             await assert_same(store, model, work.model)
-            for _ in range(6):
+            for _ in range(4):
                 await store.commit(work.entries(25))
                 if (seed + life) % 3:
                     await store.seal()

@@ -50,9 +50,12 @@ class Crashes:
         self.under_way = []
 
     async def check(self) -> set[str]:
-        """Open every copy twice; the points that were passed."""
-        for _, copy, low, high in self.taken:
-            for _ in range(2):
+        """Open every copy, the first of each point twice; the points that were passed."""
+        seen: set[str] = set()
+        for point, copy, low, high in self.taken:
+            opens = 1 if point in seen else 2
+            seen.add(point)
+            for _ in range(opens):
                 store, model = DurableStore(str(copy)), Model()
                 position = (await store.open(model)).position
                 assert low <= position <= high, f"at {copy.name}"
@@ -62,7 +65,7 @@ class Crashes:
                 await assert_same(store, model, expected)
                 await store.close()
             shutil.rmtree(copy)
-        return {point for point, *_ in self.taken}
+        return seen
 
 
 @pytest.fixture

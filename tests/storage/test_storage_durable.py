@@ -17,7 +17,7 @@ from storage_kit import FaultyOps, Model, Workload, assert_same, entry, kv, queu
 from queen_actors.domain.effects import Appended, PartitionPut
 from queen_actors.errors import DataDirectoryError, StorageFailed, StorageFull, Unavailable
 from queen_actors.ports import SealedRun, Store
-from queen_actors.storage import DurableStore, segments
+from queen_actors.storage import DurableStore, durable, segments
 
 
 class TestDurableStore(StoreContract):
@@ -60,6 +60,12 @@ async def opened(path: pathlib.Path, **options: object) -> tuple[DurableStore, M
 
 def journals(path: pathlib.Path) -> list[pathlib.Path]:
     return sorted(path.glob("journal-*.log"))
+
+
+def damage(path: pathlib.Path) -> None:
+    """Overwrite the only segment."""
+    (segment,) = path.glob("segment-*")
+    segment.write_bytes(b"x" * 20_000)
 
 
 async def test_one_write_and_one_flush_for_each_group(tmp_path: pathlib.Path) -> None:
@@ -268,6 +274,51 @@ async def test_a_seal_that_fails_is_tried_again(tmp_path: pathlib.Path, monkeypa
     await store.close()
 
 
+async def test_upkeep_that_fails_is_tried_again(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What upkeep could not do it does a little later, for as long as it takes, and the store goes on meanwhile."""
+    monkeypatch.setattr(durable, "RETRY_SECONDS", 0.01)
+    ops = FaultyOps()
+    store, _ = await opened(tmp_path, ops=ops, roll_seconds=0.01)
+    build, sealed, attempts = segments.build, trio.Event(), 0
+
+    def sometimes(*arguments: object) -> object:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 3:
+            (tmp_path / "segment-1.duckdb.tmp").write_text("half")
+            raise duckdb.OutOfMemoryException("failed to allocate")
+        return build(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(segments, "build", sometimes)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.maintain, lambda runs: sealed.set())
+        work = Workload(5)
+        await store.commit(work.entries(50))
+        with trio.fail_after(10):
+            await sealed.wait()
+        assert attempts == 3
+        assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
+        nursery.cancel_scope.cancel()
+    await store.close()
+    store, model = await opened(tmp_path)
+    await assert_same(store, model, work.model)
+    await store.close()
+
+
+async def test_a_segment_that_cannot_be_read_ends_the_store(tmp_path: pathlib.Path) -> None:
+    """A read that fails also with a new instance of DuckDB raises StorageFailed, and so does everything after it."""
+    store, _ = await opened(tmp_path)
+    await store.commit([entry(1, queue(), PartitionPut(1, 1, "p", 1, 0), Appended(1, (record(0),)))])
+    await store.seal()
+    damage(tmp_path)
+    with pytest.raises(StorageFailed, match="Reading a segment"):
+        await store.read(1, 0, 0, 100)
+    with pytest.raises(StorageFailed):
+        await store.commit([entry(2)])
+    assert store.statistics().position == 1
+    await store.close()
+
+
 async def test_a_cancelled_seal_can_be_repeated(tmp_path: pathlib.Path) -> None:
     """Cancelling a seal ends it soon and leaves the log whole; the next one finishes."""
     store, _ = await opened(tmp_path)
@@ -296,6 +347,8 @@ async def test_no_room_for_the_next_journal(tmp_path: pathlib.Path) -> None:
     for number in range(20, 30):
         await store.commit([entry(number, kv(f"key-{number}", number))])
     assert len(journals(tmp_path)) == before
+    with pytest.raises(Unavailable, match="no room for a new journal"):
+        await store.seal()
     ops.room = 50
     with pytest.raises(StorageFull):
         await store.commit([entry(50, kv("k" * 100, 50))])
