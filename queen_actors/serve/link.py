@@ -17,9 +17,9 @@ from trio_websocket import ConnectionClosed, WebSocketConnection, WebSocketReque
 from wsproto.utilities import LocalProtocolError
 
 from queen_actors import limits
-from queen_actors.wire.socket import close_frame, is_close, text_frame
+from queen_actors.wire.socket import close_frame, is_close, is_control, text_frames
 
-from .outbox import CROWDED_BYTES, Outbox
+from .outbox import CHUNK_BYTES, CROWDED_BYTES, Outbox
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class _Transport(trio.abc.Stream):
             await trio.lowlevel.checkpoint()
             return
         await self._outbox.room(CROWDED_BYTES)  # a peer that pings and never reads
-        self._outbox.put(frame)
+        self._outbox.put(frame, urgent=is_control(frame))
         await trio.lowlevel.checkpoint()
 
     async def wait_send_all_might_not_block(self) -> None:
@@ -163,7 +163,8 @@ class Link:
 
     def send(self, payload: bytes) -> None:
         """Queue a text message; after a close it goes nowhere."""
-        self.outbox.put(text_frame(payload))
+        for frame in text_frames(payload, CHUNK_BYTES):
+            self.outbox.put(frame)
 
     def close(self, code: int, reason: str, *, drop: bool = False) -> None:
         """Close with this code after what waits to be written, or (`drop`) in place of it. The first close counts."""

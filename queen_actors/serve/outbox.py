@@ -16,7 +16,11 @@ CROWDED_BYTES = 2 * limits.WS_PEER_BYTES
 
 
 class Outbox:
-    """Frames in the order in which they were put; each is whole on the wire, or it is not there at all."""
+    """Frames in the order in which they were put, urgent ones first; each is whole on the wire, or not there at all.
+
+    No frame is much longer than `CHUNK_BYTES`: longer messages come in fragments, so that a ping is not late on a
+    slow line.
+    """
 
     def __init__(self, stream: trio.abc.SendStream) -> None:
         self.size = 0
@@ -28,8 +32,8 @@ class Outbox:
         self.on_full: Callable[[], None] | None = None
         """Called when more waits than may (`WS_PEER_BYTES`)."""
         self._stream = stream
-        self._frames: deque[bytes | memoryview] = deque()
-        self._begun = False  # the first frame is the rest of one that is partly written
+        self._frames: deque[bytes] = deque()
+        self._urgent: deque[bytes] = deque()
         self._writer = trio.lowlevel.ParkingLot()
         self._room = trio.lowlevel.ParkingLot()
         self._patience = trio.CancelScope()
@@ -44,24 +48,23 @@ class Outbox:
         """Is so much waiting that not even requests should be taken from this peer?"""
         return self.size > CROWDED_BYTES and not self.finished
 
-    def put(self, frame: bytes) -> None:
+    def put(self, frame: bytes, *, urgent: bool = False) -> None:
         """Queue one frame. After `finish` it goes nowhere."""
         if self.finished:
             return
         was_full = self.full
-        self._frames.append(frame)
+        (self._urgent if urgent else self._frames).append(frame)
         self.size += len(frame)
         self._writer.unpark_all()
         if not was_full and self.full and self.on_full is not None:
             self.on_full()
 
     def finish(self, frame: bytes = b"", *, drop: bool = False) -> None:
-        """Nothing follows `frame`, the close. With `drop`, what waits before it is thrown away, except the rest of a
-        frame that is partly written."""
+        """Nothing follows `frame`, the close. With `drop`, what waits before it is thrown away."""
         if self.finished:
             return
         if drop:
-            self._keep(1 if self._begun else 0)
+            self._drop()
         if frame:
             self.put(frame)
         self.finished = True
@@ -76,20 +79,22 @@ class Outbox:
     async def run(self) -> None:
         """Write until finished, or until the peer cannot be written to."""
         try:
-            while self._frames or not self.finished:
-                if not self._frames:
+            while True:
+                chunk = self._chunk()
+                if not chunk:
+                    if self.finished:
+                        return
                     await self._writer.park()
                     continue
-                chunk = self._chunk()
                 self._patience.deadline = trio.current_time() + limits.WS_WRITE_SECONDS
                 await self._stream.send_all(chunk)
                 self._patience.deadline = math.inf
                 self.size -= len(chunk)
-                if self._room and not self.full:
+                if not self.full:
                     self._room.unpark_all()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.finish(drop=True)
-            self._keep(0)
+            self._drop()
             self.broken.set()
         finally:
             self._patience.deadline = math.inf
@@ -100,23 +105,17 @@ class Outbox:
         with self._patience:
             await trio.sleep_forever()
 
-    def _chunk(self) -> bytes | memoryview:
-        """The next bytes to write; they still count in `size`."""
-        first = self._frames.popleft()
-        if len(first) > CHUNK_BYTES:
-            view = memoryview(first)
-            self._frames.appendleft(view[CHUNK_BYTES:])
-            self._begun = True
-            return view[:CHUNK_BYTES]
-        self._begun = False
-        if not self._frames or len(first) + len(self._frames[0]) > CHUNK_BYTES:
-            return first
-        parts, total = [first], len(first)
-        while self._frames and total + len(self._frames[0]) <= CHUNK_BYTES:
-            parts.append(self._frames.popleft())
-            total += len(parts[-1])
-        return b"".join(parts)
+    def _chunk(self) -> bytes:
+        """The next frames to write, empty when there are none; they still count in `size`."""
+        parts: list[bytes] = []
+        total = 0
+        for frames in (self._urgent, self._frames):
+            while frames and (not parts or total + len(frames[0]) <= CHUNK_BYTES):
+                parts.append(frames.popleft())
+                total += len(parts[-1])
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _keep(self, count: int) -> None:
-        while len(self._frames) > count:
-            self.size -= len(self._frames.pop())
+    def _drop(self) -> None:
+        for frames in (self._urgent, self._frames):
+            self.size -= sum([len(frame) for frame in frames])
+            frames.clear()

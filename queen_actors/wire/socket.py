@@ -292,25 +292,39 @@ _ENVELOPE_BYTES = 384  # a message without its payload
 
 # -- framing -----------------------------------------------------------------------------------------------------------
 
-_TEXT, _CLOSE = 0x81, 0x88
+_CONTINUATION, _TEXT, _CLOSE = 0x00, 0x01, 0x08
+_LAST = 0x80
 CONTROL_BYTES = 125  # what a control frame may carry
 
 
-def text_frame(payload: bytes) -> bytes:
-    """One text message in one unmasked frame, as a server sends it."""
-    size = len(payload)
+def text_frames(payload: bytes, longest: int) -> Iterator[bytes]:
+    """One text message as a server sends it: unmasked, in one frame, or in fragments of `longest` bytes each."""
+    if len(payload) <= longest:
+        yield _head(_LAST | _TEXT, len(payload)) + payload
+        return
+    for first in range(0, len(payload), longest):
+        part = payload[first : first + longest]
+        opcode = _CONTINUATION if first else _TEXT
+        last = _LAST if first + longest >= len(payload) else 0
+        yield _head(last | opcode, len(part)) + part
+
+
+def _head(first: int, size: int) -> bytes:
     if size <= CONTROL_BYTES:
-        return bytes((_TEXT, size)) + payload
-    if size < 1 << 16:
-        return struct.pack("!BBH", _TEXT, 126, size) + payload
-    return struct.pack("!BBQ", _TEXT, 127, size) + payload
+        return bytes((first, size))
+    return struct.pack("!BBH", first, 126, size) if size < 1 << 16 else struct.pack("!BBQ", first, 127, size)
 
 
 def close_frame(code: int, reason: str) -> bytes:
     """A close frame; a reason that is too long is cut at a whole character."""
     text = reason.encode()[: CONTROL_BYTES - 2].decode(errors="ignore").encode()
-    return struct.pack("!BBH", _CLOSE, 2 + len(text), code) + text
+    return struct.pack("!BBH", _LAST | _CLOSE, 2 + len(text), code) + text
 
 
 def is_close(frame: bytes) -> bool:
-    return frame[:1] == b"\x88"
+    return frame[0] == _LAST | _CLOSE
+
+
+def is_control(frame: bytes) -> bool:
+    """A ping, a pong or a close."""
+    return frame[0] & 0xF8 == _LAST | _CLOSE

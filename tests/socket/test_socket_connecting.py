@@ -8,6 +8,7 @@ from datetime import datetime
 import pytest
 import trio
 from socket_peer import House, Peer, Rejected, house
+from wsproto.events import Ping, Pong
 
 from queen_actors import __version__, limits
 from queen_actors.api import Access, Caller, Request
@@ -308,8 +309,6 @@ async def test_op_ping_is_answered_by_a_pong(hall: House) -> None:
 async def test_pings_of_the_client_are_answered(hall: House) -> None:
     """Liveness is checked both ways: a WebSocket ping gets its pong."""
     peer = await hall.peer()
-    from wsproto.events import Ping, Pong
-
     seen: list[bytes] = []
     take = peer._take
 
