@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 from uuid import UUID
 
@@ -26,41 +26,39 @@ def push_items(
     """
     wired: list[dict[str, Any]] = []
     for item in items:
-        payload, transaction_id, trace_id = _parts(item)
-        one: dict[str, Any] = {"queue": queue, "payload": payload}
-        if not transaction_id and new_id is not None:
-            transaction_id = new_id()
-        if transaction_id:
-            one["transactionId"] = transaction_id
+        one: dict[str, Any] = {"queue": queue}
         if partition is not None:
             one["partition"] = partition
-        if trace_id is not None:
-            one["traceId"] = trace_id
+        if isinstance(item, dict):
+            _take(one, cast("dict[str, Any]", item))
+        else:
+            one["payload"] = item
+        if new_id is not None and "transactionId" not in one:
+            one["transactionId"] = new_id()
         wired.append(one)
     return wired
 
 
-def _parts(item: Any) -> tuple[Any, str | None, str | None]:
-    if not isinstance(item, Mapping):
-        return item, None, None
-    fields = cast("Mapping[str, Any]", item)
-    name = "data" if "data" in fields else "payload" if "payload" in fields else None
-    if name is not None and not _ENVELOPE.issuperset(fields):
-        lost = ", ".join(sorted(str(key) for key in fields if key not in _ENVELOPE))
-        raise ValueError(
-            f"an item with {name!r} is an envelope, and would lose {lost}: push {{'data': <the whole payload>}}"
-        )
-    transaction_id = fields.get("transactionId")
-    if transaction_id is not None and not isinstance(transaction_id, str):
-        if name is not None:
-            raise ValueError(f"transactionId must be a text, not {transaction_id!r}")
-        transaction_id = None
-    trace_id = fields.get("traceId")
-    return (
-        fields[name] if name is not None else fields,
-        transaction_id,
-        str(trace_id) if _is_uuid(trace_id) else None,
-    )
+def _take(one: dict[str, Any], item: dict[str, Any]) -> None:
+    """Complete an item of the wire from a user's: an envelope, or a payload that is an object."""
+    name = "data" if "data" in item else "payload" if "payload" in item else None
+    if name is None:
+        one["payload"] = item
+    else:
+        one["payload"] = item[name]
+        if len(item) > 1 and not _ENVELOPE.issuperset(item):
+            lost = ", ".join(sorted(str(key) for key in item if key not in _ENVELOPE))
+            raise ValueError(
+                f"an item with {name!r} is an envelope, and would lose {lost}: push {{'data': <the whole payload>}}"
+            )
+    transaction_id = item.get("transactionId")
+    if isinstance(transaction_id, str) and transaction_id:
+        one["transactionId"] = transaction_id
+    elif transaction_id and name is not None:
+        raise ValueError(f"transactionId must be a text, not {transaction_id!r}")
+    trace_id = item.get("traceId")
+    if trace_id is not None and _is_uuid(trace_id):
+        one["traceId"] = str(trace_id)
 
 
 def _is_uuid(value: object) -> bool:

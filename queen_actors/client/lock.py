@@ -12,12 +12,13 @@ import os
 import random
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import trio
 
-from queen_actors.errors import QueenError
+from queen_actors.errors import QueenError, Unavailable
 
 from .durations import Duration, seconds_of, whole_seconds
 from .errors import LockNotHeldError
@@ -30,7 +31,8 @@ LostReason = Literal["renew", "guard", "expired"]
 """Why a permit was lost: the broker would not renew it, it refused the guard, or its lifetime ran out here."""
 OnLost = Callable[[LostReason], Awaitable[object] | object]
 
-FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0  # a waiting acquire comes back that often, 1.5x longer each time (wire 3.8)
+FIRST_PAUSE = 0.05  # a waiting acquire comes back after that, then 1.5x longer each time, up to `Retry.poll` (3.8)
+RELEASE_SECONDS = 1.0  # for the release at the end of a block; the permit ends by itself
 SOONEST_RENEWAL = 0.05  # seconds between attempts to renew when the broker cannot be asked
 HELD_MAX = 10_000  # handles of one client that hold a permit at once
 
@@ -41,10 +43,11 @@ def new_owner(unique: str) -> str:
 
 
 class Held:
-    """The handles of one client that hold a permit, and how to start a task of that client."""
+    """The handles of one client that hold a permit, how to start a task of that client, and its `Retry.poll`."""
 
-    def __init__(self, start: Callable[..., None]) -> None:
+    def __init__(self, start: Callable[..., None], poll: float) -> None:
         self.start = start
+        self.poll = poll
         self.handles: set[Lock] = set()
 
     async def release_all(self) -> None:
@@ -68,14 +71,16 @@ class Lock:
         name: str,
         *,
         ttl_seconds: Duration,
-        owner: str,
+        owner: str | None,
+        unique: str,
         limit: int = 1,
         on_lost: OnLost | None = None,
         auto_renew: bool = True,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.name = name
-        self.owner = owner
+        self.owner = owner or new_owner(unique)
+        self._sole = owner is None
         self.limit = limit
         self.ttl_seconds = whole_seconds(ttl_seconds, "ttl_seconds")
         self.lost = trio.Event()
@@ -137,14 +142,18 @@ class Lock:
         deadline = trio.current_time() + (0.0 if wait is None else seconds_of(wait, "wait"))
         pause = FIRST_PAUSE
         while True:
-            async with self._calling:
-                if self.held or await self._acquire_once():
-                    return True
+            try:
+                async with self._calling:
+                    if self.held or await self._acquire_once():
+                        return True
+            except trio.Cancelled:
+                self._undo_later()
+                raise
             left = deadline - trio.current_time()
             if left <= 0:
                 return False
             await trio.sleep(min(pause * random.uniform(0.75, 1.0), left))
-            pause = min(pause * 1.5, LAST_PAUSE)
+            pause = min(pause * 1.5, self._held.poll)
 
     async def _acquire_once(self) -> bool:
         if len(self._held.handles) >= HELD_MAX:
@@ -161,6 +170,24 @@ class Lock:
                 return False
         self._take(answer, sent_at)
         return True
+
+    def _undo_later(self) -> None:
+        """The caller is gone, and the permit may have been granted to nobody: give it back, unless the owner is one
+        that somebody else may use too."""
+        if self._sole and self._permit is None:
+            with suppress(Unavailable):  # the client is closed: the permit ends with its lifetime
+                self._held.start(self._undo)
+
+    async def _undo(self) -> None:
+        try:
+            async with self._calling:
+                if self._permit is None:
+                    (found,) = await self._locks.batch(({"op": "get", "name": self.name},))
+                    mine = [holder for holder in found.holders if holder.get("owner") == self.owner]
+                    for holder in mine:
+                        await self._locks.batch((release_op(self.name, holder["token"], holder["slot"]),))
+        except QueenError as error:
+            log.warning("lock %r of a cancelled caller ends with its lifetime: %s", self.name, error)
 
     def _renewal(self, permit: LockResult) -> dict[str, Any]:
         return renew_op(self.name, permit["token"], permit["slot"], self.ttl_seconds, self.owner)
@@ -221,7 +248,7 @@ class Lock:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with trio.CancelScope(shield=True), trio.move_on_after(LAST_PAUSE):
+        with trio.CancelScope(shield=True), trio.move_on_after(RELEASE_SECONDS):
             await self.release_quietly()
         self._drop()
 

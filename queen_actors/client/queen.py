@@ -14,7 +14,7 @@ from .admin import Admin
 from .durations import Duration
 from .encoding import segment
 from .kv import Kv
-from .lock import Held, Lock, OnLost, new_owner
+from .lock import Held, Lock, OnLost
 from .locks import Locks
 from .message import Acknowledgeable, Message, acknowledgment, group_of
 from .queue import Choices, Queue
@@ -41,7 +41,7 @@ class Queen:
         self.locks = Locks(self.caller)
         self.timers = Timers(self.caller)
         self.admin = Admin(self.caller)
-        self._held = Held(self.start)
+        self._held = Held(self.start, transport.retry.poll)
         self._nursery = nursery
         self._closed = False
 
@@ -173,7 +173,8 @@ class Queen:
             self._held,
             name,
             ttl_seconds=ttl_seconds,
-            owner=owner or new_owner(self.caller.transport.new_id()),
+            owner=owner,
+            unique=self.caller.transport.new_id(),
             limit=n,
             on_lost=on_lost,
             auto_renew=auto_renew,

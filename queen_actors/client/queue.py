@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,15 @@ from .encoding import segment
 from .errors import PushError
 from .items import as_list, push_items
 from .message import Message
-from .results import PushResult, Result
+from .results import STORED, PushResult, Result
 from .shapes import as_object, one_each
 from .subscription import Subscription
 from .transport import ANSWER_SECONDS, Wanted
 
 if TYPE_CHECKING:
     from .queen import Queen
+
+log = logging.getLogger("queen_actors.client")
 
 POP_WAIT_SECONDS = 30.0  # what `wait=True` means, and the longest that one call waits is a minute (messaging 7.2)
 POP_WAIT_SECONDS_MAX = 60.0
@@ -159,8 +162,9 @@ class Queue:
         if not wired:
             return []
         answer = await self._queen.caller.call("POST", "/api/v1/push", {"items": wired})
-        results = [PushResult(one) for one in one_each(answer, len(wired), "items")]
-        failed = [one for one in results if not one]
+        rows = one_each(answer, len(wired), "items")
+        results = list(map(PushResult, rows))
+        failed = [one for one in results if one["status"] not in STORED]
         if failed:
             raise PushError(f"{len(failed)} of {len(results)} items were refused: {failed[0].error}", results)
         return results
@@ -247,6 +251,33 @@ class Queue:
             subscription_from=subscription_from or chosen.subscription_from,
         )
         return Subscription(self._queen, wanted)
+
+    async def consume(
+        self,
+        handler: Callable[[Message], Awaitable[object]],
+        *,
+        group: str | None = None,
+        limit: int | None = None,
+        credit: int | None = None,
+        lease_seconds: int | None = None,
+    ) -> None:
+        """Hand each message to `handler`, one after the other, until cancelled or after `limit` messages.
+
+        A handler that returns acks its message; one that raises nacks it, with the error, and the next one comes. For
+        concurrency run several `consume` in a nursery: each has partitions of its own.
+        """
+        handled = 0
+        async with self.subscribe(group=group, credit=credit, lease_seconds=lease_seconds) as messages:
+            while limit is None or handled < limit:
+                message = await messages.receive()
+                try:
+                    await handler(message)
+                except Exception as error:  # the user's code: a message that fails must not end the consumer
+                    log.warning("message %s of %s failed", message.transaction_id, message.queue, exc_info=error)
+                    await message.nack(error)
+                else:
+                    await message.ack()
+                handled += 1
 
     def dlq(self, group: str | None = None, *, limit: int = DLQ_PAGE, offset: int = 0) -> DeadLetters:
         """The queue's dead letters, newest first: `await queue.dlq(limit=10)`; also `.replay(id)` and `.purge()`."""

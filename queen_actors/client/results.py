@@ -127,6 +127,10 @@ class TimerResult(Result):
         return bool(self.get("ok", self.get("found", True)))
 
 
+STORED = frozenset({"queued", "duplicate", "buffered"})
+"""The words of a pushed item that is, or will be, in its partition (messaging 6.2)."""
+
+
 class PushResult(Result):
     """What became of one pushed item (messaging 6.2): true unless it was refused; a duplicate is stored, so true."""
 
@@ -144,7 +148,7 @@ class PushResult(Result):
         return self.get("status") == "duplicate"
 
     def __bool__(self) -> bool:
-        return self.get("status") in ("queued", "duplicate", "buffered")
+        return self.get("status") in STORED
 
 
 class AckResult(Result):

@@ -8,16 +8,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import trio
 import trio_websocket as ws
 from msgspec import Struct
+from wsproto.utilities import ProtocolError as ProtocolFault
 
 from queen_actors import errors
 from queen_actors.errors import QueenError
 
-from .address import Address, open_stream
+from .address import Address, Stream, open_stream
 from .encoding import decode, encode
 from .errors import AnswerTimeout, ConnectionFailed, ProtocolError, from_answer
 from .shapes import as_object, as_rows
@@ -36,6 +37,9 @@ QUEUED_FRAMES = 64  # between the library's reader and ours, which never waits
 READ_BYTES = 65_536
 OUTBOX = 1024  # acknowledgments on their way out, as many as the broker takes in flight
 RECONNECTS = 8  # attempts in a row, about two minutes in all
+
+LIBRARY_ERRORS = (ws.HandshakeError, ws.ConnectionClosed, ProtocolFault, trio.BrokenResourceError)
+"""By what trio-websocket's reader can fail when the other side speaks something else."""
 
 REFUSALS: dict[int, type[QueenError]] = {4401: errors.Unauthorized, 4403: errors.Forbidden, 4429: errors.Overloaded}
 """Close codes after which connecting again is of no use."""
@@ -100,6 +104,38 @@ class SocketFeed:
         return as_rows(reply.get("body"))
 
 
+class _Stream(trio.abc.Stream):
+    """The connection's stream, which says when it has ended."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.ended: Callable[[], None] = _nothing
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        try:
+            data = await self._stream.receive_some(max_bytes)
+        except trio.BrokenResourceError:
+            self.ended()
+            raise
+        if not data:
+            self.ended()
+        return data
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        self.ended()
+        await self._stream.aclose()
+
+
+def _nothing() -> None:
+    pass
+
+
 class _Session:
     """One connection, from its handshake to its end."""
 
@@ -119,7 +155,7 @@ class _Session:
     async def run(self, started: Callable[[], None]) -> None:
         """Raises ConnectionFailed when the connection is lost, another QueenError when the broker refuses. Returns
         when stopped."""
-        stream, _ = await open_stream(self._address)
+        stream = _Stream((await open_stream(self._address))[0])
         try:
             async with trio.open_nursery() as nursery:
                 try:
@@ -127,15 +163,15 @@ class _Session:
                 except QueenError as error:
                     self._failure = error
                 nursery.cancel_scope.cancel()
-        except* Exception as group:  # the library's reader fails by errors of its own on what is no WebSocket
+        except* LIBRARY_ERRORS as group:
             if self._failure is None:
-                self._failure = ConnectionFailed(f"the connection broke: {group.exceptions[0]!r}", sent=True)
+                self._failure = _broke(group.exceptions[0])
         finally:
             await trio.aclose_forcefully(stream)
         if self._failure is not None:
             raise self._failure
 
-    async def _talk(self, nursery: trio.Nursery, stream: Any, started: Callable[[], None]) -> None:
+    async def _talk(self, nursery: trio.Nursery, stream: _Stream, started: Callable[[], None]) -> None:
         try:
             with trio.fail_after(HANDSHAKE_SECONDS):
                 connection = await self._connect(nursery, stream)
@@ -156,12 +192,13 @@ class _Session:
             if not self._stopped.is_set():
                 raise _closed(closed) from None
 
-    async def _connect(self, nursery: trio.Nursery, stream: Any) -> ws.WebSocketConnection:
+    async def _connect(self, nursery: trio.Nursery, stream: _Stream) -> ws.WebSocketConnection:
         headers = [(name.encode("ascii"), value.encode("ascii")) for name, value in self._address.headers.items()]
-        try:
+        with trio.CancelScope() as opening:
+            stream.ended = opening.cancel  # the library would wait for ever for the rest of the handshake
             return await ws.wrap_client_stream(
                 nursery,
-                stream,
+                cast("trio.SocketStream", stream),
                 self._address.authority,
                 self._address.prefix + PATH,
                 subprotocols=[SUBPROTOCOL],
@@ -170,12 +207,7 @@ class _Session:
                 max_message_size=FRAME_BYTES,
                 receive_buffer_size=READ_BYTES,
             )
-        except ws.ConnectionRejected as refused:
-            told = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in refused.headers or ()}
-            error = from_answer(refused.status_code, told, refused.body or b"")
-            if refused.status_code >= 500 or refused.status_code == 429:
-                raise ConnectionFailed(error.detail, sent=False) from None
-            raise error from None
+        raise ConnectionFailed("the connection ended during the handshake", sent=False)
 
     async def _subscribe(self, connection: ws.WebSocketConnection) -> None:
         asked = await self._request({"op": "subscribe", "sub": SUB, **_fields(self._wanted)})
@@ -189,7 +221,7 @@ class _Session:
         event = frame.get("event")
         if event == "messages":
             queue = {"queue": frame.get("queue")}
-            messages = [{**message, **queue} for message in frame["messages"]]
+            messages = [{**message, **queue} for message in as_rows(frame.get("messages"))]
             self._sink.deliver(frame.get("leaseId") or "", frame.get("partitionId") or "", messages)
         elif event == "lease":
             self._sink.lost(frame.get("leaseId"), frame.get("partitionId"), str(frame.get("reason")))
@@ -217,7 +249,7 @@ class _Session:
 
     async def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """The reply; None when the connection ended before it. Raises AnswerTimeout."""
-        if self._failure is not None:
+        if not self.subscribed or self._failure is not None:
             return None
         try:
             with trio.fail_after(ANSWER_SECONDS):
@@ -225,14 +257,15 @@ class _Session:
                 await pending.done.wait()
         except trio.TooSlowError:
             raise AnswerTimeout(f"no reply within {ANSWER_SECONDS:g} s", sent=True) from None
-        except trio.BrokenResourceError:
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
             return None
         return pending.reply
 
     def grant(self, messages: int) -> None:
         """Give credit back; what gathers while a frame is written goes out as one."""
         self._credit += messages
-        with suppress(trio.WouldBlock, trio.BrokenResourceError):  # a busy writer looks at the credit by itself
+        with suppress(trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
+            # no room: the writer looks at the credit by itself
             self._outbox.send_nowait(None)
 
     async def _send(self, nursery: trio.Nursery, connection: ws.WebSocketConnection) -> None:
@@ -308,6 +341,17 @@ def _frame(text: str | bytes) -> dict[str, Any]:
 
 def _refusal(reply: dict[str, Any]) -> QueenError:
     return from_answer(int(reply.get("status") or 500), {}, encode(reply.get("error") or {}))
+
+
+def _broke(error: BaseException) -> QueenError:
+    """What the library's reader failed by; a refused upgrade is the broker's own error, unless it may pass."""
+    if not isinstance(error, ws.ConnectionRejected):
+        return ConnectionFailed(f"the connection broke: {error!r}", sent=True)
+    told = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in error.headers or ()}
+    refusal = from_answer(error.status_code, told, error.body or b"")
+    if error.status_code >= 500 or error.status_code == 429:
+        return ConnectionFailed(refusal.detail, sent=False)
+    return refusal
 
 
 def _closed(closed: ws.ConnectionClosed) -> QueenError:

@@ -295,6 +295,27 @@ async def test_verdicts(opens: Opens) -> None:
 
 
 @both
+async def test_a_handler_for_each_message(opens: Opens) -> None:
+    """`consume`: acked when the handler returns, nacked with its error when it raises, until the limit."""
+    async with opens() as queen:
+        await queen.queue("q").config({"retryLimit": 1}).create()
+        await queen.queue("q").push(["good", "poison", "last"])
+        seen: list[str] = []
+
+        async def handle(message: Message) -> None:
+            seen.append(message.data)
+            if message.data == "poison":
+                raise ValueError("bad")
+
+        with trio.fail_after(10):
+            await queen.queue("q").consume(handle, group="g", limit=4)
+        assert seen == ["good", "poison", "poison", "last"]
+        dead = (await queen.queue("q").dlq("g"))["messages"]
+        assert [(one["data"], one["errorMessage"]) for one in dead] == [("poison", "ValueError: bad")]
+        assert await queen.queue("q").pop(group="g") == []
+
+
+@both
 async def test_leaving_with_unread_messages_is_prompt(opens: Opens) -> None:
     """A61: in well under two seconds, and another consumer has them at once."""
     async with opens() as queen:

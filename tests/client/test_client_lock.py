@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
 from client_fakes import Asked, lost, two_clients
 
 from queen_actors import open_broker
@@ -368,3 +369,30 @@ async def test_a_lock_name_with_any_legal_character(autojump_clock: object) -> N
             assert await lock.acquire()
             assert (await queen.locks.get(name)).name == name
             assert repr(name) in repr(lock)
+
+
+async def test_a_caller_who_is_cancelled_leaves_no_permit_behind(autojump_clock: object) -> None:
+    """The broker granted while the caller was going: the handle gives it back behind him. A permit of an owner that
+    others may use too is left alone."""
+    async with two_clients() as (queen, between, other):
+
+        async def slow(asked: Asked) -> None:
+            await trio.sleep(2)
+
+        between.after = slow
+        lock = queen.lock("job", ttl_seconds=600)
+        with trio.move_on_after(1) as cancelled:
+            await lock.acquire()
+        assert cancelled.cancelled_caught
+        assert (await other.locks.get("job")).held
+        between.after = None
+        await trio.testing.wait_all_tasks_blocked()
+        assert not (await other.locks.get("job")).held
+        assert not lock.held
+
+        between.after = slow
+        with trio.move_on_after(1):
+            await queen.lock("job", ttl_seconds=600, owner="shared").acquire()
+        between.after = None
+        await trio.testing.wait_all_tasks_blocked()
+        assert (await other.locks.get("job")).held
