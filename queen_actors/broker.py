@@ -108,7 +108,18 @@ class Broker:
         """Claim messages for a group, waiting for some as long as asked (7). A cancelled caller holds no lease."""
         reply = await self._pops.pop(request)
         self.counts.popped(reply)
-        return reply
+        try:
+            return self._plain(reply)
+        except QueenError:  # the key is missing: nobody can read them, so nobody holds them
+            self._acks.give_back(reply.lease_id)
+            raise
+
+    def _plain(self, reply: PopReply) -> PopReply:
+        """The reply with its payloads in the clear."""
+        if not any(record.encrypted for claim in reply.claims for record in claim.records):
+            return reply
+        plain = self._core.cipher.plain_all
+        return replace(reply, claims=tuple(replace(c, records=plain(c.records)) for c in reply.claims))
 
     async def ack(self, acks: Sequence[Ack]) -> list[AckOutcome]:
         """Settle messages; one outcome per ack, in order (8)."""
@@ -149,7 +160,8 @@ class Broker:
 
     async def timer(self, queue: str, key: str) -> TimerPut | None:
         """The pending timer of that key, or None."""
-        return await self._timers.get(queue, key)
+        found = await self._timers.get(queue, key)
+        return found and replace(found, payload=self._core.cipher.open(found.payload))
 
     async def timer_page(self, queue: str, after: str | None, limit: int) -> TimerPage:
         """Pending timers of a queue in byte order of their keys."""
@@ -175,6 +187,8 @@ class Broker:
         known = core.directory.queues.get(command.queue)
         if known is None:
             draft.qid += 1
+        if command.options.get("encryption_enabled"):
+            core.cipher.require()
         put = configured(command, None if known is None else known.put, draft.qid, core.ids.uuid(draft.now), draft.now)
         draft.effects.append(put)
         core.commit(draft)
@@ -352,7 +366,6 @@ class Broker:
     async def _reload(self) -> None:
         """The disk refused a group that is applied in memory: read the state again from what is durable."""
         core = self._core
-        core.log.reload()
         core.directory.observe = lambda effect: None
         await core.store.close()
         core.directory.clear()

@@ -41,6 +41,12 @@ class Settings(Struct, frozen=True):
     heartbeat_seconds: Seconds = limits.WS_HEARTBEAT_SECONDS
     allowed_origins: tuple[str, ...] = ()
     """Origins that a browser may connect a WebSocket from; empty: any."""
+    jwt_secret: str = ""
+    """Turns bearer tokens on: the shared secret of HS256, HS384 and HS512."""
+    jwt_public_key: str = ""
+    """Turns bearer tokens on: the PEM public key of RS*, ES* or EdDSA signatures."""
+    encryption_key: str = ""
+    """What payloads of queues with `encryptionEnabled` are encrypted with: 32 bytes in base64 or hex."""
     access_log: bool = False
     log_level: LogLevel = "warning"
 

@@ -10,6 +10,7 @@ from queen_actors.domain.partition import PartitionState
 from queen_actors.domain.queue import QueueState, implicit
 from queen_actors.ports import Clock, Ids, Store
 
+from .cipher import Cipher
 from .directory import Directory
 from .log import Log
 from .mailbox import Key, Turns
@@ -78,6 +79,7 @@ class Core:
         self.clock = clock
         self.ids = ids
         self.settings = settings
+        self.cipher = Cipher(settings.encryption_key)
         self.directory = Directory()
         self.log = Log(store)
         self.turns = Turns()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from msgspec.structs import replace
+
 from queen_actors.domain.effects import Appended, Record
 from queen_actors.domain.partition import PartitionState, PushItem, PushOutcome
 from queen_actors.errors import StorageFailed, Unavailable
@@ -51,10 +53,15 @@ class Producers:
         queue = draft.queue(queue_name)
         partition = draft.partition(queue, partition_name)
         window = queue.options.dedup_window_seconds * SECOND
+        if queue.options.encryption_enabled:
+            items = [self._sealed(item) for item in items]
         outcomes, records = partition.push(items, draft.now, window, self._core.ids.uuid)
         if records:
             draft.effects.append(Appended(partition.pid, records))
         return outcomes
+
+    def _sealed(self, item: PushItem) -> PushItem:
+        return replace(item, payload=self._core.cipher.seal(item.payload), encrypted=True)
 
     async def read(self, partition: PartitionState, first: int, count: int, max_bytes: int) -> tuple[Record, ...]:
         """Up to `count` messages from `first` on, from memory or from the store; empty when there are none."""

@@ -81,7 +81,7 @@ class Reads:
         if not start <= entry.offset <= end:
             return Fetched(entry, (), end, start, "OFFSET_OUT_OF_RANGE")
         records = await self._producers.read(partition, entry.offset, limits.FETCH_RECORDS, room)
-        return Fetched(entry, records, end, start)
+        return Fetched(entry, self._core.cipher.plain_all(records), end, start)
 
     # -- by change -------------------------------------------------------------------------------------------------
 
@@ -203,7 +203,8 @@ class Reads:
         lease = min((cursor.lease_expires for cursor in covering), default=None)
         groups = sum(1 for cursor in cursors if cursor.group != QUEUE_MODE)
         mode = len(cursors) > groups
-        return ListedMessage(queue.view(), partition.name, partition.pid, record, status, done, groups, lease, mode)
+        plain = self._core.cipher.plain(record)
+        return ListedMessage(queue.view(), partition.name, partition.pid, plain, status, done, groups, lease, mode)
 
     # -- traces ----------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from queen_actors import limits
 from queen_actors.domain import timers as rules
 from queen_actors.domain.effects import DeadLetterPut, Effect, Record, TimerDropped, TimerPut
@@ -47,10 +49,22 @@ class Timers:
         core = self._core
         horizon = core.settings.timer_horizon_seconds * SECOND
         decision = rules.decide(
-            ops, core.directory.queue_timers, draft.now, lambda: core.ids.uuid(draft.now), producer, horizon
+            [self._sealed(op) for op in ops],
+            core.directory.queue_timers,
+            draft.now,
+            lambda: core.ids.uuid(draft.now),
+            producer,
+            horizon,
         )
         draft.effects.extend(decision.effects)
         return decision.results
+
+    def _sealed(self, op: TimerOp) -> TimerOp:
+        """A timer of a queue whose payloads are encrypted waits encrypted."""
+        queue = self._core.directory.queues.get(op.queue)
+        if isinstance(op, rules.Cancel) or queue is None or not queue.options.encryption_enabled:
+            return op
+        return replace(op, payload=self._core.cipher.seal(op.payload), encrypted=True)
 
     async def get(self, queue: str, key: str) -> TimerPut | None:
         """The pending timer of that key."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from queen_actors import limits
 from queen_actors.domain.cursor import leased, processing
 from queen_actors.domain.effects import CursorPut, DeadLetterPut, Record, TracePut
@@ -79,7 +81,12 @@ class Views:
                     found.append(view)
         found.sort(key=lambda view: (view.letter.failed_at, view.letter.id), reverse=True)
         await self._core.log.durable()
-        return found[offset : offset + limit], len(found)
+        page = [self._plain(view) for view in found[offset : offset + limit]]
+        return page, len(found)
+
+    def _plain(self, view: DeadLetterView) -> DeadLetterView:
+        letter = view.letter
+        return replace(view, letter=replace(letter, record=self._core.cipher.plain(letter.record)))
 
     async def message(self, pid: int, txn: str) -> MessageView | None:
         """One message by its partition and transaction id, also when only its dead letter is left (14)."""
@@ -94,7 +101,7 @@ class Views:
             if record is None and letter is not None:
                 record = letter.record
             if record is not None:
-                found = self._message(queue, partition, record, letter)
+                found = self._message(queue, partition, self._core.cipher.plain(record), letter)
         await self._core.log.durable()
         return found
 

@@ -24,6 +24,8 @@ class Caller(Struct, frozen=True):
     """Who calls. `subject` is stamped on what is pushed (`producerSub`); None without authentication."""
 
     subject: str | None = None
+    expires: float | None = None
+    """When the token ends, seconds since the epoch by its own clock; None: never."""
 
 
 Authorize = Callable[[Request, Access], Awaitable[Caller]]

@@ -15,26 +15,30 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import h11
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
+from hypercorn.events import Closed, Event, Updated
+from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 
 from queen_actors import limits
 from queen_actors.api import Api, Authorize
-from queen_actors.api.access import open_to_all
+from queen_actors.api.auth import authorizer
 from queen_actors.broker import Broker
 from queen_actors.config import Settings
 from queen_actors.wire.frames import encode
 
 from .connection import Connection, HeadTooLong, asks_for_websocket
 from .socket import Sockets
-from .web import CONNECTION, Web
+from .web import Web
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +47,7 @@ WebSocketHandler = Callable[[trio.abc.Stream], Awaitable[None]]
 
 _REFUSALS_MAX = 100  # refused connections that still get an answer; more are closed without one
 _REFUSAL_SECONDS = 1.0
+_KEEPALIVE_SECONDS = 15  # of silence, then the kernel asks whether the peer is still there
 
 
 async def serve(
@@ -52,7 +57,7 @@ async def serve(
     shutdown: trio.Event | None = None,
     listeners: Sequence[trio.abc.Listener[Any]] | None = None,
     websocket_handler: WebSocketHandler | None = None,
-    authorize: Authorize = open_to_all,
+    authorize: Authorize | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve the broker over HTTP and WebSockets until `shutdown` is set, or for ever.
@@ -64,7 +69,8 @@ async def serve(
     requests under way may finish; what is left after `settings.shutdown_seconds` is cancelled. Cancelling `serve`
     ends everything at once.
     """
-    shutdown = shutdown or trio.Event()
+    shutdown = trio.Event() if shutdown is None else shutdown
+    authorize = authorizer(settings) if authorize is None else authorize
     api = Api(broker, settings, authorize)
     websocket = websocket_handler or Sockets(api, broker, settings, shutdown, authorize).serve
     opened: list[trio.abc.Listener[Any]]
@@ -92,8 +98,8 @@ async def open_listeners(settings: Settings) -> list[trio.SocketListener]:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.HTTP_WRITE_SECONDS * 1000))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if hasattr(socket, "TCP_KEEPIDLE"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(limits.HTTP_WRITE_SECONDS))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_SECONDS)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_SECONDS)
     return opened
 
 
@@ -107,10 +113,32 @@ def _addresses(listener: trio.abc.Listener[Any]) -> list[str]:
 class _Http(TCPServer):
     """hypercorn's side of one connection."""
 
+    def __init__(self, app: ASGIWrapper, config: Config, context: WorkerContext, connection: Connection) -> None:
+        stream: Any = connection  # hypercorn names a socket's type, and uses a stream's methods
+        super().__init__(app, config, context, ConnectionState({}), stream)
+        self._idle = trio.lowlevel.ParkingLot()
+        connection.between_requests = self._between_requests
+
     async def _read_data(self) -> None:
         """The timer of an idle connection would hold the connection after its peer has closed it."""
         await super()._read_data()
         await self.idle_task.stop()
+
+    async def protocol_send(self, event: Event) -> None:
+        await super().protocol_send(event)
+        if isinstance(event, (Updated, Closed)):
+            self._idle.unpark_all()
+
+    async def _between_requests(self) -> bool:
+        """Of bytes that have just come: everything before them was whole requests, and each is answered by now. What
+        hypercorn's parser has tells it exactly; a guess would take a part of a body for a request."""
+        protocol = self.protocol.protocol
+        parser = protocol.connection if isinstance(protocol, H11Protocol) else None
+        if not isinstance(parser, h11.Connection) or parser.trailing_data[0]:
+            return False
+        while parser.states[h11.CLIENT] is h11.DONE:
+            await self._idle.park()
+        return parser.states[h11.CLIENT] is h11.IDLE
 
 
 class _Server:
@@ -123,7 +151,8 @@ class _Server:
         self._config = _config()
         self._context = WorkerContext(None)
         self._connections: set[Connection] = set()
-        self._heads: set[trio.CancelScope] = set()
+        self._waits: set[trio.CancelScope] = set()
+        """Waits for what a peer may send, which a shutdown ends."""
         self._refusals = 0
         self._stopping = False
         self._changed = trio.lowlevel.ParkingLot()
@@ -158,31 +187,36 @@ class _Server:
         if not asks_for_websocket(head):
             await self._http(connection)
             if not connection.upgrading:
-                await connection.linger()
+                with self._wait(limits.HTTP_LINGER_SECONDS):
+                    await connection.linger()
                 return
         await self._websocket(connection.upgraded())
 
     async def _head(self, connection: Connection) -> bytes | None:
         """The first request's head, within its bounds; None when the connection is over without one."""
-        with trio.move_on_after(limits.HTTP_HEAD_SECONDS) as patience:
-            self._heads.add(patience)
-            if self._stopping:
-                patience.cancel()
+        with self._wait(limits.HTTP_HEAD_SECONDS):
             try:
                 return await connection.read_head()
             except HeadTooLong:
                 await _last_words(connection, 431, "Request Header Fields Too Large", "the request's head is too long")
                 return None
-            finally:
-                self._heads.discard(patience)
         if not self._stopping:
             await _last_words(connection, 408, "Request Timeout", "no request arrived in time")
         return None
 
+    @contextmanager
+    def _wait(self, seconds: float) -> Generator[None]:
+        with trio.move_on_after(seconds) as scope:
+            self._waits.add(scope)
+            if self._stopping:
+                scope.cancel()
+            try:
+                yield
+            finally:
+                self._waits.discard(scope)
+
     async def _http(self, connection: Connection) -> None:
-        state: dict[str, Any] = {CONNECTION: connection}
-        stream: Any = connection  # hypercorn names a socket's type, and uses a stream's methods
-        await _Http(self._app, self._config, self._context, ConnectionState(state), stream).run()
+        await _Http(self._app, self._config, self._context, connection).run()
 
     async def _refuse(self, connection: Connection) -> None:
         if self._refusals >= _REFUSALS_MAX:
@@ -197,8 +231,8 @@ class _Server:
         """Return when every connection has come to its end: idle ones now, the others after their requests."""
         self._stopping = True
         self._api.drain()
-        for head in self._heads:
-            head.cancel()
+        for wait in self._waits:
+            wait.cancel()
         await self._context.terminated.set()
         while self._connections:
             await self._changed.park()
