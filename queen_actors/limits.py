@@ -49,6 +49,9 @@ MESSAGES_SINCE_SECONDS = 3600  # a list without a start shows the last hour
 TRACES_PAGE_DEFAULT, TRACES_PAGE_MAX = 200, 1000
 DLQ_PAGE_DEFAULT, DLQ_PAGE_MAX = 100, 1000
 ACK_WINDOW_SECONDS = 900  # how long a consumed message's ack can still be recognised, at the least
+STREAM_OPS = 10_000  # state ops of one cycle, and keys of one read
+STREAM_KEY_BYTES = 2048  # two names of the pipeline's own and a key of its user's
+STREAM_STATE_BYTES = 32 * MIB  # of one query and partition: a worker reads all of it in every cycle
 TRACE_SECONDS = 7 * 86_400
 TRACES = 100_000  # trace events kept readable: a window, not an archive
 

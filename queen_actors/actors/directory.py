@@ -16,6 +16,7 @@ from queen_actors.domain.kv import NamespaceState
 from queen_actors.domain.locks import LockState, parse_permit_key
 from queen_actors.domain.partition import PartitionState, window_of
 from queen_actors.domain.queue import QueueState
+from queen_actors.domain.streams import StreamEffect, StreamsState
 from queen_actors.domain.timers import TimersState
 from queen_actors.limits import TRACE_SECONDS, TRACES
 from queen_actors.values import LOCKS_NAMESPACE, SECOND
@@ -50,6 +51,10 @@ class Directory:
             fx.DeadLetterPut: self._dead_letter_put,
             fx.DeadLetterDropped: self._dead_letter_dropped,
             fx.TracePut: self._trace,
+            fx.StreamPut: self._stream,
+            fx.StreamDropped: self._stream,
+            fx.StreamRowPut: self._stream,
+            fx.StreamRowDropped: self._stream,
         }
 
     def clear(self) -> None:
@@ -67,6 +72,7 @@ class Directory:
         self.timers: dict[str, TimersState] = {}
         self.leases: dict[str, set[tuple[int, str]]] = {}
         self.traces: deque[fx.TracePut] = deque(maxlen=TRACES)
+        self.streams = StreamsState()
         self._sought: int | None = None
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -169,6 +175,7 @@ class Directory:
                 for cursor in partition.cursors.values():
                     self._unlease(cursor)
             self.active.pop(pid, None)
+        self.streams.queue_dropped(queue.put.qid)
 
     def _group_put(self, effect: fx.GroupPut) -> None:
         name = self.queue_names.get(effect.qid)
@@ -250,6 +257,11 @@ class Directory:
         since = effect.created_at - TRACE_SECONDS * SECOND
         while self.traces and self.traces[0].created_at < since:
             self.traces.popleft()
+
+    def _stream(self, effect: StreamEffect) -> None:
+        if isinstance(effect, fx.StreamPut) and effect.qid not in self.queue_names:
+            return  # recovery: the queue was deleted later in the same segment
+        self.streams.apply(effect)
 
     # -- recovery (ports.Recovery) ---------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -10,6 +11,7 @@ from queen_actors.domain import cursor as rules
 from queen_actors.domain.effects import CursorDropped, CursorPut, GroupDropped, GroupPut
 from queen_actors.domain.partition import PartitionState
 from queen_actors.domain.queue import GroupDeleted, QueueState, registration
+from queen_actors.domain.streams import without_group
 from queen_actors.values import QUEUE_MODE
 
 from .acks import Acks
@@ -73,10 +75,12 @@ class Groups:
 
     async def delete(self, group: str, queue: str | None, *, metadata: bool) -> GroupDeleted:
         """Forget the group's cursors in one queue or in all; with `metadata` its registrations too, so that the same
-        name starts afresh. What was leased is free; the log stays."""
+        name starts afresh. What was leased is free; the log stays. A streaming query that reads as this group loses its
+        state with that."""
         await self._core.turn()
         directory = self._core.directory
         draft = Draft(self._core)
+        new_id = partial(self._core.ids.uuid, draft.now)
         names: list[str] = []
         dropped: list[CursorDropped] = []
         registrations: list[GroupDropped] = []
@@ -85,6 +89,9 @@ class Groups:
                 continue
             found = [pid for pid in state.partitions.values() if directory.consumes(pid, group)]
             dropped.extend(CursorDropped(pid, group) for pid in found)
+            for stream in directory.streams.reading(state.put.qid):
+                if stream.put.group == group:
+                    draft.effects.append(without_group(stream.put, not metadata, draft.now, new_id))
             known = metadata and group in state.groups
             if known:
                 registrations.append(GroupDropped(state.put.qid, group))

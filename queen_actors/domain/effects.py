@@ -82,7 +82,7 @@ class QueuePut(Struct, frozen=True, array_like=True, tag=3, gc=False):
 
 
 class QueueDropped(Struct, frozen=True, array_like=True, tag=4, gc=False):
-    """The queue is gone with its partitions, messages, cursors, registrations and dead letters."""
+    """The queue is gone with its partitions, messages, cursors, registrations, dead letters and streaming queries."""
 
     qid: int
     name: str
@@ -210,6 +210,48 @@ class TracePut(Struct, frozen=True, array_like=True, tag=15, gc=False):
     created_at: int
 
 
+class StreamPut(Struct, frozen=True, array_like=True, tag=16, gc=False):
+    """A streaming query is registered: it reads the queue `qid` as `group` (`wire-messaging.md` 17).
+
+    `state` names its state rows: a reset gives it another, and the rows of the one before are gone by that.
+    """
+
+    id: str
+    qid: int
+    name: str
+    config_hash: str
+    sink: str | None
+    group: str
+    state: str
+    created_at: int
+    updated_at: int
+
+
+class StreamDropped(Struct, frozen=True, array_like=True, tag=17, gc=False):
+    """The query is gone with its state rows."""
+
+    id: str
+    qid: int
+
+
+class StreamRowPut(Struct, frozen=True, array_like=True, tag=18, gc=False):
+    """One row of a query's state, of one partition of its queue; `value` is JSON text as it was sent."""
+
+    state: str
+    pid: int
+    key: str
+    value: bytes
+    updated_at: int
+
+
+class StreamRowDropped(Struct, frozen=True, array_like=True, tag=19, gc=False):
+    """The state row is gone."""
+
+    state: str
+    pid: int
+    key: str
+
+
 Effect = (
     Appended
     | PartitionPut
@@ -226,6 +268,10 @@ Effect = (
     | DeadLetterPut
     | DeadLetterDropped
     | TracePut
+    | StreamPut
+    | StreamDropped
+    | StreamRowPut
+    | StreamRowDropped
 )
 
 

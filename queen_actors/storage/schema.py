@@ -1,8 +1,8 @@
 """The typed tables of segments and snapshots, made from the effects' own definitions, so that the two cannot differ.
 
 Both kinds of file have one table for each kind of state. A snapshot's has the columns of the effect that puts the
-thing. A segment's has three more groups: `seq`, the order in which the things were first touched; `dropped`; and what
-only the dropping effect carries. A segment alone has `messages`, sorted by partition and offset, and `runs`, where
+thing. A segment's has three more groups: `seq`, the place of the effect among all of the segment's; `dropped`; and what
+only the dropping effect carries. It has the first and the last effect of each thing. A segment alone has `messages`, sorted by partition and offset, and `runs`, where
 each partition's messages lie among them.
 
 `FINGERPRINT` is of everything that this decides; `directory.FORMAT_LINE` is to be raised with it.
@@ -157,8 +157,10 @@ KV = Table("kv", ("ns", "key"), fx.KvPut, fx.KvDropped)
 TIMERS = Table("timers", ("queue", "key"), fx.TimerPut, fx.TimerDropped)
 DEAD_LETTERS = Table("dead_letters", ("id",), fx.DeadLetterPut, fx.DeadLetterDropped)
 TRACES = Table("traces", ("id",), fx.TracePut)
+STREAMS = Table("streams", ("id",), fx.StreamPut, fx.StreamDropped)
+STREAM_ROWS = Table("stream_rows", ("state", "pid", "key"), fx.StreamRowPut, fx.StreamRowDropped)
 
-TABLES = (QUEUES, GROUPS, PARTITIONS, CURSORS, KV, TIMERS, DEAD_LETTERS, TRACES)
+TABLES = (QUEUES, GROUPS, PARTITIONS, CURSORS, KV, TIMERS, DEAD_LETTERS, TRACES, STREAMS, STREAM_ROWS)
 """In the order in which a snapshot is restored: what is named before what names it."""
 _OF: dict[type, Table] = {kind: table for table in TABLES for kind in (table.put, table.drop) if kind is not None}
 

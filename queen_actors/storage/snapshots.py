@@ -2,7 +2,8 @@
 
 A snapshot's row is the last effect of its thing among the segments since the snapshot before, or else that
 snapshot's own row. What was dropped falls away, and with a queue what belonged to it: its partitions and groups,
-their cursors and traces, and its dead letters.
+their cursors and traces, its dead letters, and its streaming queries. A query's state rows fall with the query, with
+its reset, and with their partition.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _FALLS_WITH = {
     schema.DEAD_LETTERS: _WITH_QUEUE,
     schema.CURSORS: _WITH_PARTITION,
     schema.TRACES: _WITH_PARTITION,
+    schema.STREAMS: _WITH_QUEUE,
+    schema.STREAM_ROWS: f"SEMI JOIN memory.internal.live_states USING (state) {_WITH_PARTITION}",
 }
 
 
@@ -112,7 +115,8 @@ class Source:
         return cls("base" if snapshot is not None else None, [f"since_{segment.first}" for segment in since])
 
     def prepare(self, connection: duckdb.DuckDBPyConnection) -> None:
-        """Make the in-memory tables of the queues and partitions that are gone, which `current` looks into."""
+        """Make the in-memory tables which `current` looks into: the queues and partitions that are gone, the states
+        of streaming queries that are not."""
         connection.execute("CREATE SCHEMA IF NOT EXISTS memory.internal")
         dropped = " UNION ".join(
             ["SELECT NULL::BIGINT AS qid WHERE false"]
@@ -128,6 +132,8 @@ class Source:
             ]
         )
         connection.execute(f"CREATE OR REPLACE TABLE memory.internal.gone_partitions AS {pids}")
+        states = f"SELECT state FROM ({self.current(schema.STREAMS, 0)})"
+        connection.execute(f"CREATE OR REPLACE TABLE memory.internal.live_states AS {states}")
 
     def current(self, table: schema.Table, instant: int) -> str:
         """The query for what is there of one kind, with the columns of its put effect."""
@@ -135,15 +141,15 @@ class Source:
         key = ", ".join(duck.name(part) for part in table.key)
         nothing = ", ".join(f"NULL::{column.type} AS {duck.name(column.name)}" for column in table.columns)
         effects = " UNION ALL ".join(
-            [f"SELECT {nothing}, true AS dropped, 0 AS source WHERE false"]
+            [f"SELECT {nothing}, true AS dropped, 0 AS seq, 0 AS source WHERE false"]
             + [
-                f"SELECT {columns}, dropped, {number} AS source FROM {alias}.{table.name}"
+                f"SELECT {columns}, dropped, seq, {number} AS source FROM {alias}.{table.name}"
                 for number, alias in enumerate(self.segments, 1)
             ]
         )
         query = f"""
             SELECT {columns} FROM (
-                SELECT *, row_number() OVER (PARTITION BY {key} ORDER BY source DESC, dropped DESC) AS place
+                SELECT *, row_number() OVER (PARTITION BY {key} ORDER BY source DESC, seq DESC) AS place
                 FROM ({effects})
             ) WHERE place = 1 AND NOT dropped
         """

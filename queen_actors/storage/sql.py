@@ -1,8 +1,8 @@
 """SQL over a stopped broker's data directory: what `queen-actors sql` runs.
 
-The views are `messages`, `queues`, `partitions`, `groups`, `cursors`, `kv`, `locks`, `timers`, `dead_letters` and
-`traces`, as of the last commit; keys, permits and messages that are gone or have expired are not among them. Instants
-are TIMESTAMPs in UTC; payloads and values are JSON text.
+The views are `messages`, `queues`, `partitions`, `groups`, `cursors`, `kv`, `locks`, `timers`, `dead_letters`,
+`traces`, `streams` and `stream_state`, as of the last commit; keys, permits and messages that are gone or have expired
+are not among them. Instants are TIMESTAMPs in UTC; payloads and values are JSON text.
 """
 
 from __future__ import annotations
@@ -161,5 +161,14 @@ _VIEWS = {
         SELECT place.queue, place."partition", t.txn AS transaction_id, t."group" AS consumer_group, t.names, t.event,
             try(decode(t.data)) AS data, t.worker, {_instant("t.created_at")} AS created_at, t.id
         FROM internal.traces t LEFT JOIN {_PLACES} place USING (pid)""",
+    "streams": f"""
+        SELECT s.name, q.name AS queue, s.sink, s."group" AS consumer_group, s.config_hash, s.id,
+            {_instant("s.created_at")} AS created_at, {_instant("s.updated_at")} AS updated_at
+        FROM internal.streams s JOIN internal.queues q USING (qid)""",
+    "stream_state": f"""
+        SELECT s.name AS stream, place.queue, place."partition", r.key, try(decode(r.value)) AS value,
+            {_instant("r.updated_at")} AS updated_at
+        FROM internal.stream_rows r JOIN internal.streams s USING (state) JOIN {_PLACES} place
+            ON place.pid = r.pid""",
 }
 """The public views over the tables of `internal`, which have the columns of the effects."""

@@ -25,6 +25,10 @@ from queen_actors.domain.effects import (
     QueueOptions,
     QueuePut,
     Record,
+    StreamDropped,
+    StreamPut,
+    StreamRowDropped,
+    StreamRowPut,
     TimerDropped,
     TimerPut,
     TracePut,
@@ -91,12 +95,22 @@ class Model:
             return
         table = table_of(effect)
         key = table.name, table.key_of(effect)
+        if isinstance(effect, StreamRowPut) and effect.state not in self._states():
+            return  # a segment tells the rows of a state that a reset has ended
         if type(effect) in PUTS:
             self.things[key] = effect
         else:
             self.things.pop(key, None)
         if isinstance(effect, QueueDropped):
             self._drop_queue(effect.qid)
+        if isinstance(effect, QueueDropped | StreamPut | StreamDropped):
+            states = self._states()
+            for key, thing in list(self.things.items()):
+                if isinstance(thing, StreamRowPut) and thing.state not in states:
+                    del self.things[key]
+
+    def _states(self) -> set[str]:
+        return {thing.state for thing in self.things.values() if isinstance(thing, StreamPut)}
 
     def _drop_queue(self, qid: int) -> None:
         pids = {e.pid for e in self.things.values() if isinstance(e, PartitionPut) and e.qid == qid}
@@ -173,6 +187,7 @@ class Workload:
         self._queues: dict[int, str] = {}
         self._partitions: dict[int, PartitionPut] = {}
         self._next: dict[int, int] = {}
+        self._states: dict[int, str] = {}
         self.model = Model()
 
     def entries(self, count: int) -> list[Entry]:
@@ -205,6 +220,8 @@ class Workload:
             return [GroupPut(qid, rng.choice("ab"), "all", 0, False, self._now)]
         if roll < 0.63:
             return [GroupDropped(qid, rng.choice("ab"))]
+        if roll < 0.67:
+            return self._stream(qid, pid)
         if roll < 0.73:
             self._version += 1
             return [kv(f"k{rng.randint(0, 9)}", self._version, rng.choice(["n", "m"]))]
@@ -245,6 +262,21 @@ class Workload:
         payload = b'"%s"' % (b"x" * self._random.randint(0, self._payload_bytes))
         return Record(offset, self._now, f"id-{pid}-{offset}", f"txn-{pid}-{offset}", payload, **extra)
 
+    def _stream(self, qid: int, pid: int) -> list[Effect]:
+        """A query of each queue comes, is reset and goes; rows of its state change in between."""
+        rng = self._random
+        state = self._states.get(qid)
+        if state is None or rng.random() < 0.1:
+            state = self._states[qid] = f"state-{qid}-{self._now}"
+            return [StreamPut(f"s{qid}", qid, f"n{qid}", "hash", "sink", "streams.n", state, 7, self._now)]
+        if rng.random() < 0.1:
+            del self._states[qid]
+            return [StreamDropped(f"s{qid}", qid)]
+        key = f"k{rng.randint(0, 3)}"
+        if rng.random() < 0.3:
+            return [StreamRowDropped(state, pid, key)]
+        return [StreamRowPut(state, pid, key, b'{"n":%d}' % self._now, self._now)]
+
     def _timer(self) -> TimerPut:
         key = f"t{self._random.randint(0, 5)}"
         return TimerPut("q", key, "p", 99, "t", "m", b"1", False, None, 0, None, self._now, self._now)
@@ -261,6 +293,7 @@ class Workload:
 
     def _drop_queue(self, qid: int) -> list[Effect]:
         name = self._queues.pop(qid)
+        self._states.pop(qid, None)
         self._partitions = {pid: put for pid, put in self._partitions.items() if put.qid != qid}
         return [QueueDropped(qid, name)]
 

@@ -18,6 +18,8 @@ from queen_actors.domain.effects import (
     PartitionPut,
     QueueDropped,
     Record,
+    StreamPut,
+    StreamRowPut,
     TimerPut,
     TracePut,
 )
@@ -99,7 +101,7 @@ async def test_an_expiry_beyond_all_dates(tmp_path: pathlib.Path) -> None:
 
 
 async def test_the_other_views(tmp_path: pathlib.Path) -> None:
-    """Queues, partitions, groups, cursors, timers, dead letters and traces, by name, without a deleted queue's."""
+    """Queues, partitions, groups, cursors, timers, dead letters, traces and streams, without a deleted queue's."""
     timer = TimerPut("q", "k", "east", ROUND, "t", "m", b"[1]", False, None, 1, "full", ROUND, ROUND)
     steps: list[list[Effect]] = [
         [
@@ -111,6 +113,12 @@ async def test_the_other_views(tmp_path: pathlib.Path) -> None:
         ],
         [GroupPut(1, "g", "new", ROUND, True, ROUND), cursor(7, "g", 4), timer, dead_letter(1, 1, 7)],
         [TracePut("tr", 7, "t", "g", ("a", "b"), "info", b"{}", "w", ROUND), QueueDropped(2, "gone")],
+        [
+            StreamPut("s", 1, "totals", "hash", "out", "streams.totals", "before", ROUND, ROUND),
+            StreamRowPut("before", 7, "k", b"1", ROUND),
+            StreamPut("s", 1, "totals", "hash", "out", "streams.totals", "after", ROUND, ROUND),
+            StreamRowPut("after", 8, "k", b"2", ROUND),
+        ],
     ]
     path = await log(tmp_path, *steps, seal=2)
     assert query(path, "SELECT queue, namespace, options::JSON ->> '$.retry_limit' FROM queues")[1] == [
@@ -133,6 +141,10 @@ async def test_the_other_views(tmp_path: pathlib.Path) -> None:
     assert query(path, 'SELECT queue, "partition", names, event, data FROM traces')[1] == [
         ("q", "east", ["a", "b"], "info", "{}")
     ]
+    assert query(path, "SELECT name, queue, sink, consumer_group, config_hash, id FROM streams")[1] == [
+        ("totals", "q", "out", "streams.totals", "hash", "s")
+    ]
+    assert query(path, "SELECT * FROM stream_state")[1] == [("totals", "q", "west", "k", "2", ROUND_TIME)]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -151,9 +163,11 @@ async def test_the_views_agree_with_the_model(tmp_path: pathlib.Path, seed: int)
     await store.close()
     live = work.model.live_index()
     assert query(str(tmp_path), "SELECT count(*) FROM messages")[1] == [(sum(map(len, live.values())),)]
-    for view in ("queues", "partitions", "cursors", "kv", "timers", "dead_letters", "groups", "traces"):
+    for view in ("queues", "partitions", "cursors", "kv", "timers", "dead_letters", "groups", "traces", "streams"):
         expected = sum(1 for name, _ in work.model.things if name == view)
         assert query(str(tmp_path), f"SELECT count(*) FROM {view}")[1] == [(expected,)], view
+    rows = sum(1 for name, _ in work.model.things if name == "stream_rows")
+    assert query(str(tmp_path), "SELECT count(*) FROM stream_state")[1] == [(rows,)]
 
 
 @pytest.mark.parametrize(
