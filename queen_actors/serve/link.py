@@ -147,8 +147,9 @@ class Link:
     async def reject(self, status: int, body: bytes) -> None:
         """Answer the request with an error instead."""
         assert self.request is not None
+        headers = [(b"Content-Type", b"application/json"), (b"Connection", b"close")]
         with suppress(ConnectionClosed, LocalProtocolError):
-            await self.request.reject(status, extra_headers=[(b"Content-Type", b"application/json")], body=body)
+            await self.request.reject(status, extra_headers=headers, body=body)
         self.outbox.finish()
 
     async def receive(self) -> str | bytes | None:
@@ -197,19 +198,14 @@ class Link:
             await self.outbox.flushed.wait()
             if self.outbox.broken.is_set() or (self.code is None and self._transport.ended.is_set()):
                 return
-            while self._connection is not None and await self.receive() is not None:
-                pass
-            await self._gone.wait()
-            await self._drain()
-
-    async def _drain(self) -> None:
-        try:
-            if isinstance(self._stream, trio.abc.HalfCloseableStream):
-                await self._stream.send_eof()
-            while await self._stream.receive_some(READ_BYTES):
-                pass
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                if isinstance(self._stream, trio.abc.HalfCloseableStream):
+                    await self._stream.send_eof()
+                while self._connection is not None and await self.receive() is not None:
+                    pass
+                await self._gone.wait()
+                while await self._stream.receive_some(READ_BYTES):
+                    pass
 
 
 @asynccontextmanager
