@@ -1,9 +1,9 @@
 """The typed tables of segments and snapshots, made from the effects' own definitions, so that the two cannot differ.
 
 Both kinds of file have one table for each kind of state. A snapshot's has the columns of the effect that puts the
-thing. A segment's has three more groups: `seq`, the place of the effect among all of the segment's; `dropped`; and what
-only the dropping effect carries. It has the first and the last effect of each thing. A segment alone has `messages`, sorted by partition and offset, and `runs`, where
-each partition's messages lie among them.
+thing. A segment's has the first and the last effect of each thing, and more columns: `seq`, the place of the effect
+among all of the segment's; `dropped`; and what only the dropping effect carries. A segment alone has `messages`,
+sorted by partition and offset, and `runs`, where each partition's messages lie among them.
 
 `FINGERPRINT` is of everything that this decides; `directory.FORMAT_LINE` is to be raised with it.
 """

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import duckdb
 import msgspec
 
-from queen_actors.domain.effects import Appended, Counters, Entry, QueueDropped
+from queen_actors.domain.effects import Appended, Counters, Effect, Entry
 from queen_actors.errors import StorageFailed
 
 from . import duck, faultpoints, schema
@@ -122,13 +122,16 @@ def build(
 
 
 class _Sorter:
-    """Takes a journal apart: messages into the table `staging`, of every other thing the last effect."""
+    """Takes a journal apart: messages into the table `staging`, and of every other thing the first and the last effect.
+
+    The last is what holds. The first makes the thing known where it was: what stands between the two may name it.
+    """
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, pace: Pace) -> None:
         self._connection = connection
         self._pace = pace
-        self._state: dict[schema.Table, dict[Any, tuple[int, Any]]] = {table: {} for table in schema.TABLES}
-        self._dropped_queues: list[tuple[int, QueueDropped]] = []
+        self._first: dict[schema.Table, dict[Any, tuple[int, Effect]]] = {table: {} for table in schema.TABLES}
+        self._latest: dict[schema.Table, dict[Any, tuple[int, Effect]]] = {table: {} for table in schema.TABLES}
         self._last: Entry | None = None
         self.messages = 0
 
@@ -153,24 +156,18 @@ class _Sorter:
                         seq += 1
                 self._pace.give_way(1)
 
-    def _note(self, seq: int, effect: Any) -> None:
-        if isinstance(effect, QueueDropped):
-            # Beside the put, not instead of it: the effects between the two name the queue.
-            self._dropped_queues.append((seq, effect))
-            return
+    def _note(self, seq: int, effect: Effect) -> None:
         table = schema.table_of(effect)
-        state = self._state[table]
         key = table.key_of(effect)
-        seen = state.get(key)
-        state[key] = (seq if seen is None else seen[0], effect)
+        noted = seq, effect
+        if self._first[table].setdefault(key, noted) is not noted:
+            self._latest[table][key] = noted
 
     def write_state(self, alias: str) -> None:
-        """Append the rows of every kind of state; each thing stands where it was first touched."""
-        for table, state in self._state.items():
-            things = list(state.values())
-            if table is schema.QUEUES:
-                things = sorted([*things, *self._dropped_queues], key=lambda thing: thing[0])
-            rows = (table.row(seq, effect) for seq, effect in things)
+        """Append the rows of every kind of state."""
+        for table in schema.TABLES:
+            noted = (*self._first[table].values(), *self._latest[table].values())
+            rows = (table.row(seq, effect) for seq, effect in noted)
             append(self._connection, f"{alias}.{table.name}", rows, self._pace)
 
     def counters_and_instant(self) -> tuple[int, int, int, int]:

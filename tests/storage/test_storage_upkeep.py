@@ -70,6 +70,31 @@ async def test_a_snapshot_holds_what_is_there(tmp_path: pathlib.Path) -> None:
     await store.close()
 
 
+async def test_a_segment_tells_first_and_last_in_their_places(tmp_path: pathlib.Path) -> None:
+    """What stands between two effects of a thing, and names it, is restored between them; the last is what holds."""
+    store, _ = await opened(tmp_path)
+    steps: list[Effect] = [
+        queue(),
+        partition(1),
+        kv("a", 1),
+        cursor(1, "g", 1),
+        KvDropped("n", "a", 2, False),
+        kv("a", 3),
+        partition(1, log_start=2),
+        QueueDropped(1, "q"),
+    ]
+    await step(store, *steps)
+    await store.close()
+    store, model = await opened(tmp_path)
+    assert model.restored == [effect for effect in steps if not isinstance(effect, KvDropped)]
+    assert set(model.things.values()) == {kv("a", 3)}
+    await upkeep(store).take_snapshot()
+    await store.close()
+    store, model = await opened(tmp_path)
+    assert model.restored == [kv("a", 3)]
+    await store.close()
+
+
 async def test_everything_of_a_deleted_queue_falls_away(tmp_path: pathlib.Path) -> None:
     """With a queue go its partitions, groups, cursors, traces and dead letters; another queue of its name stays."""
     store, _ = await opened(tmp_path)
