@@ -71,16 +71,14 @@ class Log:
         self.reloading = False
         self._reloaded.set()
 
-    def reload(self) -> None:
-        """The state is about to be read again from the store: until `restart` there is none to look at."""
-        self.reloading = True
-        self._reloaded = trio.Event()
-
     async def reloaded(self) -> None:
-        """Return when the state is whole. Raises Unavailable when that takes longer than a call may."""
+        """Return when the state is whole. Raises Unavailable when that takes longer than a call may, and what `fail`
+        was told when it never will be."""
         with trio.move_on_after(limits.CALL_DEADLINE_SECONDS):
-            while self.reloading:
+            while self.reloading and self._failure is None:
                 await self._reloaded.wait()
+        if self._failure is not None:
+            raise copy(self._failure)
         if self.reloading:
             raise Unavailable("the state is being read again from the log; send the call again", code="retry")
 
@@ -181,6 +179,7 @@ class Log:
     def fail(self, failure: QueenError) -> None:
         """Nothing more is known to become durable: everybody who waits learns it, and so does whoever comes."""
         self._failure = failure
+        self._reloaded.set()
         self._drop(failure)
 
     def _take(self) -> tuple[list[Entry], int]:
@@ -203,8 +202,11 @@ class Log:
         self._waiting = later
 
     def _refuse(self, refusal: StorageFull) -> None:
-        """Known not to be committed, and so is all that was decided on top of it."""
+        """Known not to be committed, and so is all that was decided on top of it, but the state holds it: nobody may
+        look at that until it has been read again (`restart`)."""
         self.full = True
+        self.reloading = True
+        self._reloaded = trio.Event()
         self._pending.clear()
         self._backlog = 0
         self.position = self.committed

@@ -457,3 +457,117 @@ async def test_a_conflict_of_conflation(wire: Wire) -> None:
         answer = await wire.pop_answer("q", conflation=True, **query)
         assert (answer.status, answer.json["success"], answer.json["messages"]) == (400, False, [])
         assert answer.json["error"].startswith("conflation requires consumerGroup")
+
+
+# -- more of 7.2, 7.4 and 7.5 ------------------------------------------------------------------------------------------
+
+
+async def test_clamped_parameters(timed: Wire, autojump_clock: MockClock) -> None:
+    """`batch` is 1 at least, `partitions` 1 to 64, a long poll ends after 60 s at the most."""
+    for n in range(70):
+        await timed.push("q", 1, 2, partition=f"p{n}")
+    assert len(await timed.pop("q", batch=0, consumerGroup="a", subscriptionMode="all")) == 1
+    for asked, given in ((0, 1), (-3, 1), (1000, 64)):
+        query = {"consumerGroup": f"g{asked}", "subscriptionMode": "all", "batch": 1000}
+        answer = await timed.pop_answer("q", partitions=asked, **query)
+        assert answer.json["partitionsClaimed"] == given
+    started = trio.current_time()
+    assert await timed.pop("empty", wait=True, timeout=600_000) == []
+    assert 59 < trio.current_time() - started < 61
+
+
+async def test_parked_polls_share_one_push(timed: Wire, autojump_clock: MockClock) -> None:
+    """Ten polls that commit at delivery, and one push of ten messages to one partition: each gets one at once."""
+    await timed.configure("q")
+    found: list[Any] = []
+
+    async def poll() -> None:
+        found.extend(data(await timed.pop("q", wait=True, timeout=20_000, autoAck=True, batch=1)))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(poll)
+        await trio.sleep(1)
+        await timed.push("q", *range(10))
+        await trio.sleep(0.1)
+        assert sorted(found) == list(range(10))
+
+
+async def test_polls_of_every_group_wake(timed: Wire, autojump_clock: MockClock) -> None:
+    """One push wakes one poll of each group, a group that began as `new` on an empty queue included (A21)."""
+    found: dict[str, Any] = {}
+
+    async def poll(group: str, mode: str) -> None:
+        query = {"consumerGroup": group, "subscriptionMode": mode}
+        found[group] = data(await timed.pop("q", wait=True, timeout=20_000, **query))
+
+    async with trio.open_nursery() as nursery:
+        for group, mode in (("", "all"), ("a", "all"), ("b", "new"), ("c", "new")):
+            nursery.start_soon(poll, group, mode)
+        await trio.sleep(1)
+        await timed.push("q", 1)
+        await trio.sleep(0.1)
+        assert found == {"": [1], "a": [1], "b": [1], "c": [1]}
+
+
+async def test_a_wide_queue_is_drained_by_parked_polls(timed: Wire, autojump_clock: MockClock) -> None:
+    """Fifty partitions, five polls that come back at once: every message once, and no partition starves."""
+    seen: list[Any] = []
+
+    async def worker() -> None:
+        while messages := await timed.pop("q", wait=True, timeout=2000, batch=3, leaseSeconds=30):
+            seen.extend((message["partition"], message["data"]) for message in messages)
+            entries = await timed.ack(*((message, "completed") for message in messages))
+            assert all(entry["success"] for entry in entries)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(worker)
+        for n in range(20):
+            await trio.sleep(0.01)
+            for p in range(50):
+                await timed.push("q", n, partition=f"p{p}", txn=f"t{n}-")
+    assert len(seen) == len(set(seen)) == 1000
+    for p in range(50):
+        assert [value for name, value in seen if name == f"p{p}"] == list(range(20))
+
+
+async def test_the_bytes_of_one_answer_are_bounded(wire: Wire) -> None:
+    """Twelve megabytes come in two answers, in order."""
+    for n in range(12):
+        await wire.push("q", str(n) + "x" * 1_000_000, txn=f"t{n}-")
+    first = await wire.pop("q")
+    await wire.ack(*((message, "completed") for message in first))
+    second = await wire.pop("q")
+    assert 0 < len(first) < 12
+    assert [message["offset"] for message in first + second] == list(range(12))
+
+
+async def test_a_timer_outlives_its_queue(timed: Wire, autojump_clock: MockClock) -> None:
+    """A queue that was deleted is made again by the timer that fires into it."""
+    await timed.push("q", "old")
+    await timed.timers(schedule("q", "k", "fired", 1000))
+    await timed.ok("DELETE", "/api/v1/resources/queues/q")
+    assert data(await timed.pop("q", wait=True, timeout=5000)) == ["fired"]
+
+
+@pytest.mark.parametrize(
+    "spelling", ["2026-08-01T00:00:00Z", "2026-08-01T02:00:00%2B02:00", "2026-08-01T00:00:00.123456789Z", "2026-08-01"]
+)
+async def test_spellings_of_an_instant(wire: Wire, spelling: str) -> None:
+    """What the clients of other languages send: offsets, nanoseconds, a bare date."""
+    answer = await wire.request("GET", f"/api/v1/pop/queue/q?consumerGroup=g&subscriptionFrom={spelling}")
+    assert answer.status == 204
+    body = {"timestamp": spelling.replace("%2B", "+")}
+    await wire.push("q", 1)
+    sought = await wire.ok("POST", "/api/v1/consumer-groups/g/queues/q/seek", body)
+    assert sought["targetTimestamp"].startswith("2026-08-01T00:00:00.")
+
+
+async def test_a_seek_beyond_the_end(wire: Wire) -> None:
+    """Nothing is at or after the instant: the group stands at the end."""
+    await wire.push("q", 1)
+    await wire.ok("POST", "/api/v1/consumer-groups/g/queues/q/seek", {"timestamp": "2999-01-01T00:00:00Z"})
+    assert await wire.pop("q", consumerGroup="g", subscriptionMode="all") == []
+    await wire.push("q", 2, txn="n")
+    assert data(await wire.pop("q", consumerGroup="g")) == [2]

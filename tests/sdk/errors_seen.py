@@ -77,11 +77,3 @@ async def an_unknown_queue_setting(queen: Queen) -> None:
     """A configure that is refused raises with the broker's sentence."""
     with pytest.raises(Exception, match="leaseTime must be an integer"):
         await queen.queue("e-config").config({"leaseTime": "long"}).create()
-
-
-async def binary_push_is_declined(queen: Queen) -> None:
-    """400 at once, and no message is lost in silence."""
-    other = Queen(url=queen._config["urls"][0], binary_push=True)
-    with pytest.raises(Exception, match="JSON"):
-        await other.queue("e-binary").push([{"data": 1}])
-    await other.close()
