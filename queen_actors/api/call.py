@@ -8,15 +8,12 @@ from msgspec import Struct
 
 from queen_actors.broker import Broker
 from queen_actors.config import Settings
-from queen_actors.errors import BadRequest
 from queen_actors.values import SECOND
+from queen_actors.wire.binary import CONTENT_TYPE
 from queen_actors.wire.frames import parse_query
 
 from .access import Access, Caller
 from .messages import Reply, Request
-
-BINARY = "application/x-queen-push"
-"""The opt-in binary body of push and transaction, which we decline (6.5, 5.12)."""
 
 
 class Call(Struct):
@@ -42,10 +39,10 @@ class Call(Struct):
         """The longest delay of a timer, in microseconds."""
         return self.settings.timer_horizon_seconds * SECOND
 
-    def refuse_binary(self) -> None:
-        """Raises 400 `bad_body` at once: no client falls back to JSON by itself, so it should learn it quickly."""
-        if self.request.headers.get("content-type", "").startswith(BINARY):
-            raise BadRequest(f"{BINARY} is not served here: push JSON", code="bad_body")
+    @property
+    def binary(self) -> bool:
+        """Is the body the opt-in binary form of push and transaction (6.5, 5.12)?"""
+        return self.request.headers.get("content-type", "").startswith(CONTENT_TYPE)
 
 
 Handler = Callable[[Call], Awaitable[Reply]]

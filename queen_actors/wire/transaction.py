@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -99,8 +99,11 @@ class _Answer(Struct, rename="camel"):
 _body = msgspec.json.Decoder(_Body)
 
 
-def parse_transaction(body: bytes, horizon: int, producer: str | None = None) -> Transaction:
-    """The bundle, its riders parsed first (5.2). `horizon`: the longest delay of a timer, in microseconds.
+def parse_transaction(
+    body: bytes, horizon: int, producer: str | None = None, more: Sequence[PushItem] = ()
+) -> Transaction:
+    """The bundle, its riders parsed first (5.2). `horizon`: the longest delay of a timer, in microseconds; `more`:
+    pushes that come behind the body's own operations.
 
     Raises BadRequest, TooLarge and Forbidden; `render_refusal` says which of them have the body of 5.4.
     """
@@ -114,7 +117,7 @@ def parse_transaction(body: bytes, horizon: int, producer: str | None = None) ->
     positions = [_position(position) for position in parsed.positions or ()]
     if len(positions) > limits.TRANSACTION_POSITIONS:
         raise BadRequest(f"{len(positions)} positions; {limits.TRANSACTION_POSITIONS} is the most")
-    steps = tuple(step for operation in parsed.operations or () for step in _steps(operation))
+    steps = (*(step for operation in parsed.operations or () for step in _steps(operation)), *more)
     if len(steps) + len(timers) > limits.TRANSACTION_STEPS:
         raise BadRequest(
             f"{len(steps)} pushes and acks and {len(timers)} timers; {limits.TRANSACTION_STEPS} is the most"
@@ -163,15 +166,21 @@ def _position(position: _Position) -> PositionCommit:
 
 def render_committed(reply: Committed, transaction_id: str) -> bytes:
     """The flat results: steps, then kv, timers and positions, each rider with its place among its own kind (5.3)."""
-    answer = _Answer(transaction_id, True, [_step(index, step) for index, step in enumerate(reply.steps)])
-    results = answer.results
+    steps: list[Any] = [_step(index, step) for index, step in enumerate(reply.steps)]
+    return encode(_Answer(transaction_id, True, steps + render_riders(reply)))
+
+
+def render_riders(reply: Committed) -> list[Any]:
+    """The elements of the riders, whose flat indexes follow those of the steps."""
+    first = len(reply.steps)
+    results: list[Any] = []
     for op_index, result in enumerate(reply.kv):
-        results.append(kv_element(len(results), result, op_index))
+        results.append(kv_element(first + len(results), result, op_index))
     for op_index, timer in enumerate(reply.timers):
-        results.append(rider_element(timer, len(results), op_index))
+        results.append(rider_element(timer, first + len(results), op_index))
     for op_index in range(reply.positions):
-        results.append(_Positioned(len(results), op_index, "position", True))
-    return encode(answer)
+        results.append(_Positioned(first + len(results), op_index, "position", True))
+    return results
 
 
 def _step(index: int, step: StepResult) -> _Pushed | _Acked:
@@ -196,10 +205,11 @@ def render_rolled_back(reply: RolledBack, transaction_id: str) -> bytes:
 
 def refusal_reason(error: QueenError) -> str | None:
     """The reason in the 5.4 body of a malformed bundle; None when the answer has the shared error shape instead (5.5):
-    a name or a transactionId that is too long, and everything that is not the bundle's fault."""
+    a name or a transactionId that is too long, a binary body that cannot be read, and
+    everything that is not the bundle's fault."""
     if isinstance(error, TooLarge):
         return error.reason
-    if error.status not in (400, 403) or error.code == TXN_TOO_LONG:
+    if error.status not in (400, 403) or error.code in (TXN_TOO_LONG, "bad_body"):
         return None
     reason = error.reason
     if reason is None:

@@ -156,7 +156,7 @@ async def test_half_a_surrogate_pair_is_refused(client: Client) -> None:
     assert (status, answer["code"]) == (400, "bad_body")
 
 
-async def test_binary_bodies_are_declined(client: Client) -> None:
+async def test_binary_bodies_that_cannot_be_read(client: Client) -> None:
     """400 `bad_body` at once: no client falls back by itself."""
     for route in ("/api/v1/push", "/api/v1/transaction"):
         answer = await client.call("POST", route, b"QPB1\x04", {"content-type": "application/x-queen-push"})
