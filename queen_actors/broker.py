@@ -28,6 +28,7 @@ from .actors.partition import Producers
 from .actors.pops import Pops
 from .actors.reads import Reads
 from .actors.retention import Retention
+from .actors.streams import Streams
 from .actors.timers import Timers
 from .actors.upkeep import Upkeep
 from .actors.views import Views
@@ -78,6 +79,7 @@ class Broker:
         self._coordinator = Coordinator(core, self._producers, self._acks, self._keys, self._timers)
         self._views = Views(core, self._producers)
         self._letters = Letters(core, self._producers)
+        self.streams = Streams(core, self._producers)
         self.overview = Overview(core, self._producers)
         self.arrivals = Arrivals(core)
         self.reads = Reads(core, self._producers, self.arrivals)

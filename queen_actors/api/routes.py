@@ -25,6 +25,7 @@ from . import (
     queue,
     reads,
     socket,
+    streams,
     timers,
     transaction,
 )
@@ -46,6 +47,7 @@ TABLE: tuple[Route, ...] = (
     *health.ROUTES,
     *metrics.ROUTES,
     *socket.ROUTES,
+    *streams.ROUTES,
 )
 """In order: of two that match, the first one is meant."""
 

@@ -171,11 +171,11 @@ class StreamState:
         self.rows.clear()
         self._sizes.clear()
 
-    def read(self, asked: StateRead) -> list[StateRow]:
-        """The rows that were asked for, in the order of their keys."""
+    def read(self, asked: StateRead, plain: Callable[[StateRow], StateRow]) -> list[StateRow]:
+        """The rows that were asked for, in the order of their keys; `plain` gives a row with its value in the clear."""
         rows = self.rows.get(asked.pid, {})
         keys = sorted(rows) if not asked.keys else sorted(rows.keys() & set(asked.keys))
-        found = [rows[key] for key in keys if key.startswith(asked.prefix)]
+        found = [plain(rows[key]) for key in keys if key.startswith(asked.prefix)]
         ripe_at = asked.ripe_at
         return found if ripe_at is None else [row for row in found if _ripe(row.value, ripe_at)]
 
@@ -250,6 +250,11 @@ class StreamsState:
 # --- the rules -------------------------------------------------------------------------------------------------------
 
 
+def group_of(name: str) -> str:
+    """The group as which a query reads, unless its worker names another."""
+    return f"streams.{name}"
+
+
 def register(
     known: StreamPut | None, command: Register, qid: int, now: int, new_id: NewId
 ) -> tuple[Registered | Mismatch, StreamPut | None]:
@@ -259,7 +264,7 @@ def register(
     partitions of that source. A reset keeps the id, so that workers of the query that started earlier go on.
     """
     if known is None:
-        group = f"streams.{command.name}"
+        group = group_of(command.name)
         put = StreamPut(new_id(), qid, command.name, command.config_hash, command.sink, group, new_id(), now, now)
         return Registered(put.id, put.name, put.config_hash, True, False), put
     if not command.reset:
