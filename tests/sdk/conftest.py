@@ -1,8 +1,9 @@
 """The published Python SDK against the real server. It is asyncio's and takes over the signal handlers of its process,
-so each scenario runs in a process of its own."""
+so the scenarios of each module run in a process of their own."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from sdk_kit import Play
 from server_process import ServerProcess, environment
 
-SCENARIO_SECONDS = 60.0
+PROCESS_SECONDS = 120.0
 
 
 @pytest.fixture(scope="session")
@@ -24,23 +25,36 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     server.stop()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def play() -> Play:
-    """Run `module.function` against a server; it fails with what the scenario printed."""
+    """Run functions of a module one after the other in one process: what went wrong with each, "" for nothing."""
 
-    def run(module: str, function: str, server: ServerProcess) -> None:
-        command = [
-            sys.executable,
-            "-W",
-            "error",
-            str(Path(__file__).with_name("play.py")),
-            module,
-            function,
-            server.url,
-        ]
-        ended = subprocess.run(
-            command, env=environment(server), capture_output=True, text=True, timeout=SCENARIO_SECONDS, check=False
-        )
-        assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    def run(module: str, functions: list[str], server: ServerProcess) -> dict[str, str]:
+        script = Path(__file__).with_name("play.py")
+        command = [sys.executable, "-W", "error", str(script), server.url, module, *functions]
+        try:
+            ended = subprocess.run(
+                command, env=environment(server), capture_output=True, text=True, timeout=PROCESS_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired as late:
+            output = (late.stdout or b"").decode() if isinstance(late.stdout, bytes) else late.stdout or ""
+            ended = subprocess.CompletedProcess(command, -1, output, "it did not end in time")
+        reports = [json.loads(line[8:]) for line in ended.stdout.splitlines() if line.startswith("REPORT: ")]
+        told = {report["function"]: report["error"] for report in reports}
+        return {function: told.get(function, ended.stderr or "it was never reached") for function in functions}
 
     return run
+
+
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest, server: ServerProcess, play: Play) -> dict[tuple[str, str], str]:
+    """Every scenario that this session selected, played; modules in the order of their tests."""
+    selected: dict[str, list[str]] = {}
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and item.originalname == "test_scenario":
+            selected.setdefault(item.callspec.params["module"], []).append(item.callspec.params["function"])
+    return {
+        (module, function): error
+        for module, functions in selected.items()
+        for function, error in play(module, functions, server).items()
+    }

@@ -1,18 +1,28 @@
-"""One scenario in a process: `play.py MODULE FUNCTION URL`."""
+"""Scenarios in a process: `play.py URL MODULE FUNCTION ...`. One line of JSON, behind `REPORT: `, for each."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import sys
+import traceback
 
 from queen import Queen
 
+SCENARIO_SECONDS = 30.0
 
-async def main(module: str, function: str, url: str) -> None:
-    scenario = getattr(importlib.import_module(module), function)
-    async with Queen(url) as queen:
-        await scenario(queen)
+
+async def main(url: str, module: str, *functions: str) -> None:
+    scenarios = importlib.import_module(module)
+    for function in functions:
+        error = ""
+        try:
+            async with asyncio.timeout(SCENARIO_SECONDS), Queen(url) as queen:
+                await getattr(scenarios, function)(queen)
+        except Exception:  # the boundary of a scenario: the next one runs whatever became of this one
+            error = traceback.format_exc()
+        print("\nREPORT: " + json.dumps({"function": function, "error": error}), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,5 +6,5 @@ from collections.abc import Callable
 
 from server_process import ServerProcess
 
-Play = Callable[[str, str, ServerProcess], None]
-"""Runs a module's scenario in a process of its own, against a server."""
+Play = Callable[[str, list[str], ServerProcess], dict[str, str]]
+"""Runs functions of a module in one process, against a server; what went wrong with each, "" for nothing."""

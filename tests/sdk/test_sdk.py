@@ -23,9 +23,10 @@ def scenarios() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("module", "function"), list(scenarios()), ids=str)
-def test_scenario(server: ServerProcess, play: Play, module: str, function: str) -> None:
+def test_scenario(outcomes: dict[tuple[str, str], str], module: str, function: str) -> None:
     """What its docstring says."""
-    play(module, function, server)
+    error = outcomes[module, function]
+    assert not error, error
 
 
 def test_vector_24_a_handle_notices_that_the_broker_is_gone(play: Play, tmp_path: Path) -> None:
@@ -33,6 +34,7 @@ def test_vector_24_a_handle_notices_that_the_broker_is_gone(play: Play, tmp_path
     server = ServerProcess(tmp_path / "server.log")
     server.start()
     try:
-        play("lost_broker", "a_handle_outlives_its_lifetime_and_then_the_broker", server)
+        (error,) = play("lost_broker", ["a_handle_outlives_its_lifetime_and_then_the_broker"], server).values()
+        assert not error, error
     finally:
         server.stop()
