@@ -21,7 +21,7 @@ import trio
 from queen_actors.errors import QueenError, Unavailable
 
 from .durations import Duration, seconds_of, whole_seconds
-from .errors import LockNotHeldError
+from .errors import LockNotHeldError, ProtocolError
 from .locks import Locks, acquire_op, release_op, renew_op
 from .results import LockResult
 
@@ -212,7 +212,7 @@ class Lock:
         if not answer.renewed:
             self._lose("renew")
             return False
-        self._permit, self._valid_until = answer, sent_at + self.ttl_seconds
+        self._believe(answer, sent_at)
         return True
 
     async def release(self) -> bool:
@@ -267,8 +267,13 @@ class Lock:
 
     # State
 
-    def _take(self, permit: LockResult, sent_at: float) -> None:
+    def _believe(self, permit: LockResult, sent_at: float) -> None:
+        if permit.token is None or permit.slot is None or permit.guard is None:
+            raise ProtocolError(f"the permit has no token, slot or guard: {permit}")
         self._permit, self._valid_until = permit, sent_at + self.ttl_seconds
+
+    def _take(self, permit: LockResult, sent_at: float) -> None:
+        self._believe(permit, sent_at)
         self.lost, self.lost_reason = trio.Event(), None
         self._held.handles.add(self)
         self._keeper.cancel()

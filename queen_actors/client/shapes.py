@@ -18,7 +18,10 @@ def as_rows(answer: Any) -> list[dict[str, Any]]:
     """The answer as a list of objects. Raises ProtocolError."""
     if not isinstance(answer, list):
         raise ProtocolError(f"the answer is no list: {str(answer)[:200]}")
-    return cast("list[dict[str, Any]]", answer)
+    rows = cast("list[dict[str, Any]]", answer)
+    if not all(type(row) is dict for row in rows):
+        raise ProtocolError(f"the answer is no list of objects: {str(rows)[:200]}")
+    return rows
 
 
 def one_each(answer: Any, asked: int, what: str) -> list[dict[str, Any]]:

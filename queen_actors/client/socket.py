@@ -6,14 +6,13 @@ A lost connection is opened again, within bounds: what it had delivered comes ag
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
 import trio
 import trio_websocket as ws
 from msgspec import Struct
-from wsproto.utilities import ProtocolError as ProtocolFault
 
 from queen_actors import errors
 from queen_actors.errors import QueenError
@@ -37,9 +36,6 @@ QUEUED_FRAMES = 64  # between the library's reader and ours, which never waits
 READ_BYTES = 65_536
 OUTBOX = 1024  # acknowledgments on their way out, as many as the broker takes in flight
 RECONNECTS = 8  # attempts in a row, about two minutes in all
-
-LIBRARY_ERRORS = (ws.HandshakeError, ws.ConnectionClosed, ProtocolFault, trio.BrokenResourceError)
-"""By what trio-websocket's reader can fail when the other side speaks something else."""
 
 REFUSALS: dict[int, type[QueenError]] = {4401: errors.Unauthorized, 4403: errors.Forbidden, 4429: errors.Overloaded}
 """Close codes after which connecting again is of no use."""
@@ -136,6 +132,24 @@ def _nothing() -> None:
     pass
 
 
+class _Guard:
+    """The nursery as the library sees it: its reader fails by errors of several packages when the other side speaks
+    something else, and by exceptions where its caller waits for a value."""
+
+    def __init__(self, nursery: trio.Nursery, failed: Callable[[Exception], None]) -> None:
+        self._nursery = nursery
+        self._failed = failed
+
+    def start_soon(self, task: Callable[[], Awaitable[None]]) -> None:
+        self._nursery.start_soon(self._run, task)
+
+    async def _run(self, task: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await task()
+        except Exception as error:  # the boundary to the library: whatever it is, this connection is of no use
+            self._failed(error)
+
+
 class _Session:
     """One connection, from its handshake to its end."""
 
@@ -161,11 +175,8 @@ class _Session:
                 try:
                     await self._talk(nursery, stream, started)
                 except QueenError as error:
-                    self._failure = error
+                    self._failure = self._failure or error
                 nursery.cancel_scope.cancel()
-        except* LIBRARY_ERRORS as group:
-            if self._failure is None:
-                self._failure = _broke(group.exceptions[0])
         finally:
             await trio.aclose_forcefully(stream)
         if self._failure is not None:
@@ -197,7 +208,7 @@ class _Session:
         with trio.CancelScope() as opening:
             stream.ended = opening.cancel  # the library would wait for ever for the rest of the handshake
             return await ws.wrap_client_stream(
-                nursery,
+                cast("trio.Nursery", _Guard(nursery, lambda error: self._broken(nursery, _broke(error)))),
                 cast("trio.SocketStream", stream),
                 self._address.authority,
                 self._address.prefix + PATH,

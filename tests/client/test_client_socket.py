@@ -131,7 +131,7 @@ async def hang_up(peer: Peer) -> None:
 
 
 async def speak_something_else(peer: Peer) -> None:
-    await peer.stream.send_all(b"SSH-2.0-OpenSSH\r\n")
+    await peer.stream.send_all(b"SSH-2.0-OpenSSH\r\n\r\n")
     await peer.read_to_the_end()
 
 
