@@ -16,7 +16,7 @@ from queen_actors.domain.kv import NamespaceState
 from queen_actors.domain.locks import LockState, parse_permit_key
 from queen_actors.domain.partition import PartitionState, window_of
 from queen_actors.domain.queue import QueueState
-from queen_actors.domain.streams import StreamEffect, StreamsState
+from queen_actors.domain.streams import StreamEffect, StreamTable
 from queen_actors.domain.timers import TimersState
 from queen_actors.limits import TRACE_SECONDS, TRACES
 from queen_actors.values import LOCKS_NAMESPACE, SECOND
@@ -72,7 +72,7 @@ class Directory:
         self.timers: dict[str, TimersState] = {}
         self.leases: dict[str, set[tuple[int, str]]] = {}
         self.traces: deque[fx.TracePut] = deque(maxlen=TRACES)
-        self.streams = StreamsState()
+        self.streams = StreamTable()
         self._sought: int | None = None
 
     # -- reading ---------------------------------------------------------------------------------------------------

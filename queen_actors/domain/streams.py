@@ -180,7 +180,7 @@ class StreamState:
         return found if ripe_at is None else [row for row in found if _ripe(row.value, ripe_at)]
 
 
-class StreamsState:
+class StreamTable:
     """Every query, by its id, and under what it is looked for."""
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -54,6 +54,12 @@ class Client:
         status, answer = await self.post("/api/v1/push", {"items": items})
         assert status == 201
         return list(answer)
+
+
+@pytest.fixture
+def client_of() -> Callable[[Broker], Client]:
+    """A caller of a broker that the test runs itself."""
+    return lambda broker: Client(Api(broker, broker.settings), broker)
 
 
 @pytest.fixture

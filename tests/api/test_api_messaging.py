@@ -176,7 +176,7 @@ async def test_configure_and_read_back(client: Client) -> None:
     assert await client.get("/api/v1/resources/queues/nope") == (404, {"error": "Queue not found"})
 
 
-async def test_leases_are_extended(client: Client) -> None:
+async def test_leases_are_extended(client: Client, autojump_clock: trio.testing.MockClock) -> None:
     """Every spelling of an empty body; an unknown lease is a 200 that says false."""
     await client.push("q", 1)
     _, popped = await client.get("/api/v1/pop/queue/q?leaseSeconds=5")
