@@ -68,7 +68,7 @@ async def post(target: Api, path: str) -> tuple[Reply, Any]:
     return reply, json.loads(reply.body)
 
 
-@pytest.mark.parametrize("path", ["/nope", "/", "", "/api/v1/nope", "/streams/v1/queries", "/api/v1/push/",
+@pytest.mark.parametrize("path", ["/nope", "/", "", "/api/v1/nope", "/streams/v1/nothing", "/api/v1/push/",
                                   "/api//v1/push", "/api/v1/kv/ns", "/API/v1/push", "/healthz"])  # fmt: skip
 async def test_an_unknown_route_is_a_404(path: str) -> None:
     """With its code, and never a redirect to a path that looks like it."""
