@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import trio
 from trio.testing import MockClock
-from wire_kit import Wire, schedule
+from wire_kit import Wire, direct, schedule
 
+from queen_actors.config import Settings
 from queen_actors.values import iso_zulu, parse_instant
 
 
@@ -571,3 +572,31 @@ async def test_a_seek_beyond_the_end(wire: Wire) -> None:
     assert await wire.pop("q", consumerGroup="g", subscriptionMode="all") == []
     await wire.push("q", 2, txn="n")
     assert data(await wire.pop("q", consumerGroup="g")) == [2]
+
+
+async def test_the_default_mode_is_a_setting() -> None:
+    """`new` for brokers whose operator wants it; a mode that is named still counts (decisions.md)."""
+    async with direct(settings=Settings(data=None, subscription_mode="new")) as wire:
+        await wire.push("q", "old")
+        assert await wire.pop("q", consumerGroup="g") == []
+        assert data(await wire.pop("q", consumerGroup="h", subscriptionMode="all")) == ["old"]
+        assert data(await wire.pop("q")) == ["old"], "queue mode is always all"
+        await wire.push("q", "late", txn="n")
+        assert data(await wire.pop("q", consumerGroup="g")) == ["late"]
+
+
+async def test_the_delivery_limit(timed: Wire, autojump_clock: MockClock) -> None:
+    """A message that ends every lease unsettled is given up after `deliveryLimit` deliveries, for its group, and what
+    is behind it goes on (decisions.md)."""
+    await timed.configure("q", deliveryLimit=3, leaseTime=1)
+    await timed.push("q", "poison", "good")
+    for attempt in (1, 2, 3):
+        (message,) = await timed.pop("q", batch=1)
+        assert (message["data"], message["deliveryAttempt"]) == ("poison", attempt)
+        await trio.sleep(1.01)
+    (message,) = await timed.pop("q", wait=True, timeout=1000)
+    assert (message["data"], message["deliveryAttempt"]) == ("good", 1)
+    (letter,) = await timed.dead_letters("q")
+    assert (letter["data"], letter["consumerGroup"]) == ("poison", "__QUEUE_MODE__")
+    assert "3" in letter["errorMessage"]
+    assert data(await timed.pop("q", consumerGroup="g", subscriptionMode="all")) == ["poison", "good"]

@@ -154,12 +154,28 @@ async def test_a_push_that_is_refused(wire: Wire, body: bytes, status: int, code
     assert (await wire.request("GET", "/api/v1/resources/queues/q")).status == 404
 
 
-async def test_a_binary_push_is_declined_quickly(wire: Wire) -> None:
-    """400 `bad_body`: no client falls back by itself (6.5)."""
-    answer = await wire.request(
-        "POST", "/api/v1/push", body=b"QPB1", headers={"content-type": "application/x-queen-push"}
-    )
+@pytest.mark.parametrize("body", [b"", b"QPB1", b"QPB1\x04\x01\x00\x00\x00\x06\x00ord", b"NOPE\x00\x00\x00\x00\x00"])
+async def test_a_binary_push_that_is_cut_short(wire: Wire, body: bytes) -> None:
+    """400 `bad_body`, and no queue was made: no client falls back by itself (6.5)."""
+    answer = await wire.request("POST", "/api/v1/push", body=body, headers={"content-type": "application/x-queen-push"})
     assert (answer.status, answer.json["code"]) == (400, "bad_body")
+    assert (await wire.request("GET", "/api/v1/resources/queues/orders")).status == 404
+
+
+async def test_the_binary_example_of_6_5(wire: Wire) -> None:
+    """The worked example, byte by byte: two items of one partition, one entry each."""
+    body = bytes.fromhex(
+        "51504231 04 01000000 0600 6f7264657273 0100 70 02000000"
+        "0200 7431 07000000 7b2261223a317d 0200 7432 04000000 22c3a922"
+    )
+    answer = await wire.request("POST", "/api/v1/push", body=body, headers={"content-type": "application/x-queen-push"})
+    assert answer.status == 201
+    assert [(entry["index"], entry["status"], entry["offset"]) for entry in answer.json] == [
+        (0, "queued", 0),
+        (1, "queued", 1),
+    ]
+    messages = await wire.pop("orders", "p")
+    assert [(message["transactionId"], message["data"]) for message in messages] == [("t1", {"a": 1}), ("t2", "é")]
 
 
 async def test_an_implicit_queue(wire: Wire) -> None:

@@ -195,6 +195,52 @@ async def test_a_message_that_nobody_knows(wire: Wire) -> None:
         assert (answer.status, answer.json["error"]) == (404, "Message not found")
 
 
+async def test_a_live_message_cannot_be_deleted(wire: Wire) -> None:
+    """404: the log is immutable. What is dead is deleted so, and can then be neither retried nor deleted again."""
+    await wire.push("q", 1)
+    (message,) = await wire.pop("q")
+    path = f"/api/v1/messages/{message['partitionId']}/t0"
+    answer = await wire.request("DELETE", path)
+    assert (answer.status, answer.json["success"], answer.json["error"]) == (404, False, "Message not found")
+    await wire.ack((message, "dlq"))
+    deleted = await wire.ok("DELETE", path)
+    assert (deleted["success"], deleted["transactionId"], bool(deleted["deleted"])) == (True, "t0", True)
+    assert await wire.dead_letters("q") == []
+    assert (await wire.request("DELETE", path)).status == 404
+    assert (await wire.request("POST", f"{path}/retry")).status == 404
+
+
+async def test_a_replay_is_a_new_message_that_wakes(timed: Wire, autojump_clock: MockClock) -> None:
+    """It starts with a fresh budget (A04), wakes a parked poll (A63), and of ten at once one moves it (A72)."""
+    await timed.configure("q", retryLimit=1)
+    await timed.push("q", "v")
+    for _ in range(2):
+        (message,) = await timed.pop("q")
+        await timed.ack((message, "failed"))
+    (letter,) = await timed.dead_letters("q")
+    answers: list[int] = []
+    found: list[Any] = []
+
+    async def poll() -> None:
+        found.extend(await timed.pop("q", wait=True, timeout=20_000))
+
+    async def replay() -> None:
+        answers.append((await timed.request("POST", f"/api/v1/dlq/{letter['id']}/replay")).status)
+
+    with trio.fail_after(1.5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(poll)
+            await trio.sleep(1)
+            for _ in range(10):
+                nursery.start_soon(replay)
+    assert sorted(answers) == [200, *[404] * 9]
+    assert await timed.dead_letters("q") == []
+    (again,) = found
+    assert (again["data"], again["deliveryAttempt"]) == ("v", 1)
+    assert (await timed.ack((again, "failed")))[0]["dlq"] is False
+    assert (await timed.pop("q"))[0]["deliveryAttempt"] == 2
+
+
 # -- 15 ----------------------------------------------------------------------------------------------------------------
 
 
@@ -232,8 +278,8 @@ async def test_traces(wire: Wire) -> None:
         ("GET", "/api/v1/nothing"),
         ("POST", "/api/v2/push"),
         ("GET", "/api/v1/kv/ns"),
-        ("POST", "/streams/v1/queries"),
-        ("POST", "/api/v1/ephemeral/push"),
+        ("POST", "/streams/v1/nothing"),
+        ("POST", "/api/v1/ephemeral/nothing"),
         ("GET", "/api/v1/resources/partitions"),
         ("POST", "/api/v1/push/"),
     ],

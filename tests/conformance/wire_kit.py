@@ -225,9 +225,11 @@ def schedule(queue: str, key: str, value: Any, delay_ms: float, **fields: Any) -
 
 
 @asynccontextmanager
-async def direct(store: MemoryStore | None = None, clock: Clock | None = None) -> AsyncIterator[Wire]:
+async def direct(
+    store: MemoryStore | None = None, clock: Clock | None = None, settings: Settings | None = None
+) -> AsyncIterator[Wire]:
     """A broker, and its wire. Two that shall live one after the other on virtual time share a clock."""
-    settings = Settings(data=None)
+    settings = settings or Settings(data=None)
     async with running(store or MemoryStore(), settings, clock=clock) as broker:
         yield Wire(Direct(Api(broker, settings)))
 

@@ -469,3 +469,31 @@ async def supervision(queen: Queen) -> None:
     await queen.queue("r-sup").supervision({"group": "r-sup-prod"}).each().limit(1).consume(process)
     rows = await queen.kv.list_all("queen-supervisor", "r-sup-prod/")
     assert {row["key"].rsplit("/", 1)[-1] for row in rows} >= {"head"}
+
+
+async def binary_forms(queen: Queen) -> None:
+    """Binary pushes and transactions, plain and compressed, and framed pops: the same calls, the same results."""
+    for options in ({}, {"push_compression": True, "framed_pop": True}):
+        name = f"r-binary{len(options)}"
+        other = Queen(urls=queen._config["urls"], binary_push=True, **options)
+        items = [{"transactionId": f"t{n}", "data": {"n": n, "text": "é"}} for n in range(20)]
+        pushed = await other.queue(name).partition("p").push(items)
+        assert [entry["status"] for entry in pushed] == ["queued"] * 20
+        again = await other.queue(name).partition("p").push(items[:1])
+        assert (again[0]["status"], again[0]["message_id"]) == ("duplicate", pushed[0]["message_id"])
+        messages = await other.queue(name).batch(30).pop()
+        assert [message["data"] for message in messages] == [item["data"] for item in items]
+        assert [message["id"] for message in messages] == [entry["message_id"] for entry in pushed]
+        result = await (
+            other.transaction()
+            .queue(f"{name}-out")
+            .push([{"transactionId": "out", "data": 1}])
+            .ack(messages[19])
+            .once("r-binary", name, ttl_seconds=60)
+            .commit()
+        )
+        assert result
+        assert [element["type"] for element in result["results"]] == ["push", "ack", "kv"]
+        assert await queen.queue(name).wait(False).pop() == []
+        assert _data(await queen.queue(f"{name}-out").pop()) == [1]
+        await other.close()
