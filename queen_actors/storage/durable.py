@@ -146,9 +146,9 @@ class DurableStore:
             wait = self._roll_seconds
             try:
                 await self._maintain(opened)
-                if opened.upkeep.unchecked:
-                    continue
                 retry = RETRY_SECONDS
+                if opened.upkeep.rolled or opened.upkeep.unchecked:
+                    continue
             except (OSError, duckdb.Error, StorageFull) as error:
                 _log.warning("upkeep of %s failed and is tried again in %.0f s: %s", self._path, retry, error)
                 wait = retry
@@ -179,7 +179,8 @@ class DurableStore:
         async with self._sealing:
             try:
                 await self._roll(opened)
-                await opened.upkeep.seal(self._evict)
+                for _ in range(len(opened.upkeep.rolled)):
+                    await opened.upkeep.seal(self._evict)
             except StorageFailed as error:
                 self._failure = error.detail
                 raise

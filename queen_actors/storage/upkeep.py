@@ -92,14 +92,16 @@ class Upkeep:
             self.unchecked.pop()
 
     async def seal(self, evict: Evict | None) -> None:
-        """Seal every rolled journal. Raises StorageFailed, OSError, duckdb.Error."""
-        while self.rolled:
-            rolled = self.rolled[0]
-            self._hurried = len(self.rolled) > 2
-            segment, index, runs = await self._run(partial(self._build_segment, rolled))
-            self._reader.index = [*self._reader.index, index]
-            self.since.append(segment)
-            self.rolled.popleft()
+        """Seal the oldest rolled journal, if there is one. Raises StorageFailed, OSError, duckdb.Error."""
+        if not self.rolled:
+            return
+        rolled = self.rolled[0]
+        self._hurried = len(self.rolled) > 2
+        segment, index, runs = await self._run(partial(self._build_segment, rolled))
+        self._reader.index = [*self._reader.index, index]
+        self.since.append(segment)
+        self.rolled.popleft()
+        with trio.CancelScope(shield=True):  # short, and nobody would do it later
             if evict is not None:
                 for chunk in runs:
                     evict(chunk)
