@@ -113,7 +113,7 @@ class Broker:
         try:
             return self._plain(reply)
         except QueenError:  # the key is missing: nobody can read them, so nobody holds them
-            self._acks.give_back(reply.lease_id)
+            self._acks.withdraw(reply.lease_id)
             raise
 
     def _plain(self, reply: PopReply) -> PopReply:

@@ -46,6 +46,7 @@ class _Call(Struct):
     since: int
     records: dict[int, tuple[int, tuple[Record, ...]]]
     starts: dict[int, int]
+    waiter: Waiter | None = None
     woken: bool = False
 
 
@@ -94,9 +95,12 @@ class Pops:
                 else:
                     await self._park(call, deadline)
         except BaseException:
-            if call.woken:  # it used nobody's wake-up: let the next one look
+            if call.woken:  # it made no use of its wake-up: let the next one look
                 self._pass_on(request)
             raise
+        finally:
+            if call.waiter is not None:
+                self.ready.waiters.leave(call.waiter)
 
     def _over(self, deadline: float) -> bool:
         return self._closing or trio.current_time() >= deadline
@@ -123,15 +127,18 @@ class Pops:
             call.starts[wanted.pid] = base if at is None else at
 
     async def _park(self, call: _Call, deadline: float) -> None:
-        request = call.request
-        waiter = Waiter(request.group, request.queue, request.partition, request.namespace, request.task)
-        self.ready.waiters.park(waiter)
+        request, waiters = call.request, self.ready.waiters
+        if call.waiter is None:
+            waiter = Waiter(request.group, request.queue, request.partition, request.namespace, request.task)
+            waiters.enter(waiter)
+            call.waiter = waiter
+        waiters.park(call.waiter)
         try:
             with trio.move_on_at(deadline):
-                await waiter.event.wait()
+                await call.waiter.event.wait()
         finally:
-            self.ready.waiters.leave(waiter)
-            call.woken = waiter.event.is_set()
+            waiters.step_out(call.waiter)
+            call.woken = call.waiter.event.is_set()
         call.records.clear()
         call.starts.clear()
 

@@ -102,7 +102,8 @@ Labels = tuple[str | None, str | None]
 
 
 class Waiter:
-    """A parked pop: of a queue, and perhaps of one partition of it, or of whatever has these labels."""
+    """A pop that waits: for a queue, and perhaps for one partition of it, or for whatever has these labels. `event` is
+    that of its present turn in a line."""
 
     __slots__ = ("event", "group", "labels", "partition", "queue")
 
@@ -124,42 +125,42 @@ _Place = TypeVar("_Place")
 class _Lines(Generic[_Place]):
     """Lines by group, and within a group by what is waited for."""
 
-    __slots__ = ("groups", "size")
+    __slots__ = ("groups", "seats")
 
     def __init__(self) -> None:
         self.groups: dict[str, dict[_Place, _Line]] = {}
-        self.size = 0
+        self.seats = 0
+        """How many pops wait, those included that were woken and look."""
+
+    def enter(self) -> None:
+        if self.seats >= PARKED_POPS_PER_QUEUE:
+            raise Overloaded("too many pops wait for this queue already")
+        self.seats += 1
 
     def park(self, place: _Place, waiter: Waiter) -> None:
-        if self.size >= PARKED_POPS_PER_QUEUE:
-            raise Overloaded("too many pops wait for this queue already")
         self.groups.setdefault(waiter.group, {}).setdefault(place, OrderedDict())[waiter] = None
-        self.size += 1
 
     def leave(self, place: _Place, waiter: Waiter) -> None:
-        places = self.groups.get(waiter.group, {})
-        line = places.get(place)
+        line = self.groups.get(waiter.group, {}).get(place)
         if line is not None and waiter in line:
             del line[waiter]
-            self._gone(waiter.group, place, 1)
+            self._tidy(waiter.group, place)
 
     def wake(self, group: str, place: _Place, *, everybody: bool = False) -> None:
         """Wake who is first in one line, or all of it."""
         line = self.groups.get(group, {}).get(place)
         if line is None:
             return
-        count = len(line) if everybody else 1
-        for _ in range(count):
+        for _ in range(len(line) if everybody else 1):
             line.popitem(last=False)[0].event.set()
-        self._gone(group, place, count)
+        self._tidy(group, place)
 
     def wake_all(self) -> None:
         for group, places in list(self.groups.items()):
             for place in list(places):
                 self.wake(group, place, everybody=True)
 
-    def _gone(self, group: str, place: _Place, count: int) -> None:
-        self.size -= count
+    def _tidy(self, group: str, place: _Place) -> None:
         places = self.groups[group]
         if not places[place]:
             del places[place]
@@ -175,24 +176,40 @@ class Waiters:
         self._discovery: _Lines[Labels] = _Lines()
 
     def __len__(self) -> int:
-        """How many pops are parked."""
-        return self._discovery.size + sum(lines.size for lines in self._queues.values())
+        """How many pops wait."""
+        return self._discovery.seats + sum(lines.seats for lines in self._queues.values())
+
+    def enter(self, waiter: Waiter) -> None:
+        """A pop is going to wait, for as long as until it `leaves`, perhaps many times in between. Raises Overloaded
+        when more wait for this queue (or for any by discovery) than may."""
+        self._lines(waiter).enter()
 
     def park(self, waiter: Waiter) -> None:
-        """Raises Overloaded when more wait for this queue (or for any by discovery) than may."""
+        """Stand in line, at its end; `waiter.event` is set, and the line left, when there may be something."""
+        waiter.event = trio.Event()
         if waiter.queue is None:
             self._discovery.park(waiter.labels, waiter)
         else:
-            self._queues.setdefault(waiter.queue, _Lines()).park(waiter.partition, waiter)
+            self._queues[waiter.queue].park(waiter.partition, waiter)
 
-    def leave(self, waiter: Waiter) -> None:
-        """It waits no more: it was woken, its time is over, or its caller is gone."""
+    def step_out(self, waiter: Waiter) -> None:
+        """Stand in line no more: it was woken, its time is over, or its caller is gone."""
         if waiter.queue is None:
             self._discovery.leave(waiter.labels, waiter)
-        elif (lines := self._queues.get(waiter.queue)) is not None:
-            lines.leave(waiter.partition, waiter)
-            if not lines.size:
-                del self._queues[waiter.queue]
+        else:
+            self._queues[waiter.queue].leave(waiter.partition, waiter)
+
+    def leave(self, waiter: Waiter) -> None:
+        """It waits no more at all."""
+        lines = self._lines(waiter)
+        lines.seats -= 1
+        if waiter.queue is not None and not lines.seats:
+            del self._queues[waiter.queue]
+
+    def _lines(self, waiter: Waiter) -> _Lines[str | None] | _Lines[Labels]:
+        if waiter.queue is None:
+            return self._discovery
+        return self._queues.setdefault(waiter.queue, _Lines())
 
     def wake(self, queue: QueueState, partition: str, group: str | None = None) -> None:
         """The partition may have something: for `group`, or for every group (None)."""
@@ -213,7 +230,7 @@ class Waiters:
         self._discover(queue, group)
 
     def _discover(self, queue: QueueState, group: str | None) -> None:
-        if self._discovery.size:
+        if self._discovery.seats:
             for name in list(self._discovery.groups) if group is None else (group,):
                 for labels in _labels(queue):
                     self._discovery.wake(name, labels)
