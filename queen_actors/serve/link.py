@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 READ_BYTES = 64 * 1024
 UNFINISHED_BYTES = 4 * limits.WS_FRAME_BYTES
 """Bytes without one whole message among them: fragments without an end, or nothing but control frames."""
+QUIET_SECONDS = 0.5
+"""A peer that has sent nothing for so long will send no more of what it had begun."""
 PROTOCOL_ERROR = 1002
 _OURS_TO_SAY = {PROTOCOL_ERROR: "protocol error", 1007: "not UTF-8"}
 """Errors at which trio-websocket ends a connection without saying so to the peer."""
@@ -40,6 +42,8 @@ class _Transport(trio.abc.Stream):
         self.unfinished = 0
         self.ended = trio.Event()
         """Nothing more is read: the peer's end of stream, or trio-websocket has had enough."""
+        self.said_close = False
+        """trio-websocket has sent a close: its answer to the peer's, if it has ended too."""
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         if self.ended.is_set():  # it reads once more after it has closed
@@ -60,6 +64,7 @@ class _Transport(trio.abc.Stream):
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         frame = bytes(data)
         if is_close(frame):
+            self.said_close = True
             self._outbox.finish(frame)
             await trio.lowlevel.checkpoint()
             return
@@ -204,8 +209,17 @@ class Link:
                 while self._connection is not None and await self.receive() is not None:
                     pass
                 await self._gone.wait()
-                while await self._stream.receive_some(READ_BYTES):
-                    pass
+                if self._transport.said_close and self._transport.ended.is_set():
+                    return  # both have said it: now it is the server that closes
+                await self._drain()
+
+    async def _drain(self) -> None:
+        """Read until nothing more comes."""
+        data: bytes | bytearray = b"."
+        while data:
+            data = b""
+            with trio.move_on_after(QUIET_SECONDS):
+                data = await self._stream.receive_some(READ_BYTES)
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -245,3 +246,17 @@ def acks(event: dict[str, Any], *indexes: int, status: str = "completed") -> lis
         }
         for message in chosen
     ]
+
+
+def frame(opcode: int, payload: bytes = b"", *, fin: bool = True, rsv: int = 0, masked: bool = True) -> bytes:
+    """Any frame at all, with a mask of zeros."""
+    size = len(payload)
+    head = bytes([(0x80 if fin else 0) | rsv << 4 | opcode])
+    bit = 0x80 if masked else 0
+    if size < 126:
+        head += bytes([bit | size])
+    elif size < 1 << 16:
+        head += struct.pack("!BH", bit | 126, size)
+    else:
+        head += struct.pack("!BQ", bit | 127, size)
+    return head + (bytes(4) if masked else b"") + payload

@@ -10,26 +10,12 @@ from collections.abc import AsyncIterator
 import pytest
 import trio
 import trio.testing
-from socket_peer import House, Peer, acks, house, items
+from socket_peer import House, Peer, acks, frame, house, items
 
 from queen_actors import limits
 from queen_actors.serve import link
 
 VIRTUAL_TIME = True
-
-
-def frame(opcode: int, payload: bytes = b"", *, fin: bool = True, rsv: int = 0, masked: bool = True) -> bytes:
-    """Any frame at all, with a mask of zeros."""
-    size = len(payload)
-    head = bytes([(0x80 if fin else 0) | rsv << 4 | opcode])
-    bit = 0x80 if masked else 0
-    if size < 126:
-        head += bytes([bit | size])
-    elif size < 1 << 16:
-        head += struct.pack("!BH", bit | 126, size)
-    else:
-        head += struct.pack("!BQ", bit | 127, size)
-    return head + (bytes(4) if masked else b"") + payload
 
 
 TEXT, PING, PONG, CLOSE, CONTINUATION, BINARY = 1, 9, 10, 8, 0, 2

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import json
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
-from socket_peer import House, Peer, acks, house, items
+from socket_peer import House, Peer, acks, frame, house, items
 from wsproto.events import Ping
 
 from queen_actors import limits
@@ -319,7 +320,7 @@ async def test_acks_that_cross_the_close_are_applied(hall: House) -> None:
     hall.shutdown.set()
     await trio.sleep(0.1)
     assert peer.closed is not None
-    await peer.raw(_masked_text(peer, {"op": "ack", "acknowledgments": acks(event)}))
+    await peer.raw(frame(1, json.dumps({"op": "ack", "acknowledgments": acks(event)}).encode()))
     await trio.sleep(0.5)
     await peer.stream.aclose()
     await trio.sleep(0.5)
@@ -328,16 +329,6 @@ async def test_acks_that_cross_the_close_are_applied(hall: House) -> None:
     view = await hall.broker.queue_view("q")
     assert view is not None
     assert view.partitions[0].completed == 1
-
-
-def _masked_text(peer: Peer, message: object) -> bytes:
-    """A frame from a client whose state machine believes that it is closing."""
-    import json
-    import struct
-
-    payload = json.dumps(message).encode()
-    head = struct.pack("!BBH", 0x81, 0x80 | 126, len(payload)) + bytes(4)
-    return head + payload
 
 
 async def test_a_peer_that_ignores_the_close_does_not_delay_shutdown() -> None:
