@@ -6,7 +6,7 @@ Written against `trio.abc.Stream`, so that a stream in memory is served as well 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httptools
@@ -69,8 +69,9 @@ class Connection(Replayed, trio.abc.HalfCloseableStream):
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         super().__init__(stream)
-        self.requests = 0
-        """How many requests of it the application is working on."""
+        self.between_requests: Callable[[], Awaitable[bool]] = _never
+        """Asked when bytes came that look like an upgrade request: are they the beginning of a request, and has the
+        one before it been answered?"""
         self.upgrading = False
         """Between two requests the peer asked for a WebSocket: hypercorn has been told that the stream is at its end,
         and the upgrade request is unread."""
@@ -106,7 +107,7 @@ class Connection(Replayed, trio.abc.HalfCloseableStream):
             data = await super().receive_some(max_bytes)
         if data is None:
             raise trio.ClosedResourceError("the connection is finished")
-        if self.requests == 0 and asks_for_websocket(data):
+        if asks_for_websocket(data) and await self.between_requests():
             self.upgrading, self._unread = True, data + self._unread
             return b""
         return data
@@ -138,18 +139,21 @@ class Connection(Replayed, trio.abc.HalfCloseableStream):
         await trio.aclose_forcefully(self._stream)
 
     async def linger(self) -> None:
-        """Read what the peer still sends, for a bounded time: a socket that is closed with unread bytes resets the
-        connection, and the peer would lose the answer that was just written."""
-        with trio.move_on_after(limits.HTTP_LINGER_SECONDS):
-            try:
-                while await self._stream.receive_some(READ_BYTES):
-                    pass
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                return
+        """Read what the peer still sends, to its end: a socket that is closed with unread bytes resets the connection,
+        and the peer would lose the answer that was just written. The caller bounds it."""
+        try:
+            while await self._stream.receive_some(READ_BYTES):
+                pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return
 
     def upgraded(self) -> Replayed:
         """The stream for the WebSocket, beginning with its upgrade request."""
         return Replayed(self._stream, self._unread)
+
+
+async def _never() -> bool:
+    return False
 
 
 class _Head:

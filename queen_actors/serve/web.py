@@ -7,7 +7,7 @@ reply; its router is never asked, so that no path is decoded, merged or redirect
 from __future__ import annotations
 
 import logging
-from typing import Any, cast
+from typing import cast
 
 import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGIReceiveEvent, ASGISendCallable, ASGISendEvent, HTTPScope, Scope
@@ -22,12 +22,7 @@ from queen_actors.api.messages import value_reply
 from queen_actors.config import Settings
 from queen_actors.errors import Overloaded
 
-from .connection import Connection
-
 access = logging.getLogger("queen_actors.access")
-
-CONNECTION = "queen_actors.connection"
-"""Where a request's scope names its `Connection`, in its `state`."""
 
 
 class Web:
@@ -45,14 +40,7 @@ class Web:
 
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         if scope["type"] == "http":
-            connection = cast("Connection | None", cast("dict[str, Any]", scope["state"]).get(CONNECTION))
-            if connection is not None:
-                connection.requests += 1
-            try:
-                await self._serve(scope, receive, send)
-            finally:
-                if connection is not None:
-                    connection.requests -= 1
+            await self._serve(scope, receive, send)
         elif scope["type"] == "websocket":
             await self._refuse_websocket(receive, send)
 
@@ -61,9 +49,9 @@ class Web:
         try:
             # Quart gets one path for all: which one it is is read from `raw_path`, and an odd one cannot hurt it
             await self._quart({**scope, "path": "/"}, exchange.receive, exchange.send)
-            await exchange.finish()
         finally:
             self._bodies -= exchange.body_bytes
+        await exchange.finish()
 
     def take(self, size: int) -> bool:
         """Room for so many more bytes of a body; False when there is none."""
