@@ -32,9 +32,7 @@ class Peer:
     async def send(self, data: bytes) -> None:
         await self.stream.send_all(data)
 
-    async def request(
-        self, method: str, target: str, body: Any = None, headers: str = ""
-    ) -> tuple[int, dict[str, str], bytes]:
+    async def request(self, method: str, target: str, body: Any = None, headers: str = "") -> Response:
         """Send a request and read its response: status, headers in lower case, body."""
         data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         length = f"content-length: {len(data)}\r\n" if data else ""
@@ -105,14 +103,12 @@ class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
 class Running:
     """A server with its broker."""
 
-    def __init__(
-        self, broker: Broker, faults: Faults, shutdown: trio.Event, address: str, listener: MemoryListener | None
-    ) -> None:
+    def __init__(self, broker: Broker, faults: Faults, listener: MemoryListener | None) -> None:
         self.broker = broker
         self.faults = faults
-        self.shutdown = shutdown
-        self.address = address
         self.listener = listener
+        self.address = ""
+        self.shutdown = trio.Event()
         self.stopped = trio.Event()
         self._peers: list[Peer] = []
 
