@@ -22,6 +22,8 @@ import structlog
 import trio
 
 from . import __version__
+from .actors.cipher import Cipher
+from .api.auth import authorizer
 from .broker import running
 from .config import LogLevel, Settings, load
 from .demo import run as run_demo
@@ -101,6 +103,8 @@ def _serve(options: argparse.Namespace) -> int:
     flags = {name: getattr(options, name) for name in ("data", "memory", "host", "port", "log_level")}
     try:
         settings = load(os.environ, **flags)
+        authorizer(settings)
+        Cipher(settings.encryption_key)
     except ValueError as wrong:
         return _give_up(EXIT_START, str(wrong))
     sys.setswitchinterval(SWITCH_SECONDS)

@@ -183,6 +183,8 @@ def test_a_foreign_directory_is_one_sentence(start: Start, tmp_path: Path) -> No
         (["--port", "70000"], {}, "--port=70000"),
         ([], {"QUEEN_ACTORS_PORT": "many"}, "QUEEN_ACTORS_PORT=many"),
         ([], {"PORT": "many"}, "PORT=many"),
+        ([], {"QUEEN_ACTORS_JWT_PUBLIC_KEY": "no key"}, "jwt_public_key"),
+        ([], {"QUEEN_ACTORS_ENCRYPTION_KEY": "short"}, "encryption_key"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(
