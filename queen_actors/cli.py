@@ -109,6 +109,8 @@ def _serve(options: argparse.Namespace) -> int:
         return _give_up(EXIT_START, str(wrong))
     sys.setswitchinterval(SWITCH_SECONDS)
     _log_to_stderr(settings.log_level)
+    if settings.access_log:
+        logging.getLogger("queen_actors.access").setLevel(logging.INFO)
     try:
         trio.run(_until_signal, settings)
     except (CannotStart, DataDirectoryError, StorageFailed, BaseExceptionGroup) as failure:

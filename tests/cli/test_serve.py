@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -30,7 +31,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             environ.pop("PORT", None)
             process = stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-m", "queen_actors", *arguments],
+                    [sys.executable, *(() if arguments[0] == "-c" else ("-m", "queen_actors")), *arguments],
                     cwd=tmp_path,
                     env={**environ, **variables},
                     stdin=subprocess.DEVNULL,
@@ -215,15 +216,38 @@ def test_kill_loses_nothing_that_was_answered(start: Start) -> None:
     assert [message["data"] for message in answer["messages"]] == list(range(5, 20))
 
 
-def test_logs_are_structured_and_quiet(start: Start) -> None:
-    """At the default level a plain run logs nothing; what is logged is one JSON object a line."""
-    server = start("serve", "--port", "0", "--memory", "--log-level", "debug")
-    port = int(address(server).rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port), SECONDS) as peer:
-        peer.sendall(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
-        peer.recv(1000)
+FAILING = """
+import sys
+from queen_actors import cli
+from queen_actors.storage import Faults, MemoryStore
+
+cli.store_of = lambda settings: MemoryStore(faults=Faults(fail="lost"))
+sys.exit(cli.main(["serve", "--port", "0"]))
+"""
+
+
+def test_a_storage_failure_ends_it_with_a_sentence(start: Start) -> None:
+    """When the outcome of a write is not known, it is not answered as done, and the process ends with code 3."""
+    server = start("-c", FAILING)
+    url = address(server)
+    try:
+        answer = httpx.post(f"{url}/api/v1/push", json={"items": [{"queue": "q", "payload": 1}]}, trust_env=False)
+        assert answer.status_code == 503
+    except httpx.TransportError:
+        pass  # the process may be gone before it can answer
+    told, errors = server.communicate(timeout=SECONDS)
+    assert (server.returncode, told) == (3, "")
+    assert errors.startswith("queen-actors: ")
+    assert errors.count("\n") == 1
+
+
+def test_logs_are_structured(start: Start) -> None:
+    """What is logged, requests when they are asked for, is one JSON object a line."""
+    server = start("serve", "--port", "0", "--memory", QUEEN_ACTORS_ACCESS_LOG="true")
+    assert httpx.get(f"{address(server)}/health", trust_env=False).status_code == 200
     server.terminate()
     _, errors = server.communicate(timeout=SECONDS)
     assert server.returncode == 0
-    assert all(re.fullmatch(r'\{.*"event": .*\}', line) for line in errors.splitlines())
-    assert os.linesep not in errors.strip() or errors.count("\n") == len(errors.splitlines())
+    (access,) = [json.loads(line) for line in errors.splitlines()]
+    assert (access["logger"], access["level"], access["status"]) == ("queen_actors.access", "info", 200)
+    assert access["timestamp"].startswith("20")
