@@ -403,10 +403,20 @@ async def running(
     settings = settings or Settings()
     broker = Broker(store, settings, clock or TrioClock(), ids or RandomIds())
     mine: Exception | None = None
+    failure: Exception | None = None
+
+    async def work(scope: trio.CancelScope) -> None:
+        nonlocal failure
+        try:
+            await broker.run()
+        except Exception as error:  # whatever it is, the broker is over, and this is why
+            failure = error
+            scope.cancel()
+
     try:
         await broker.open()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(broker.run)
+            nursery.start_soon(work, nursery.cancel_scope)
             try:
                 yield broker
             except Exception as error:
@@ -416,18 +426,19 @@ async def running(
                     await broker.close()
                 nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        failure = _only(group)
-        raise failure from failure.__cause__
+        if failure is None:
+            raise _only(group) from None
     finally:
         with trio.CancelScope(shield=True):
             await store.close()
+    if failure is not None:
+        raise _only(failure)
     if mine is not None:
         raise mine
 
 
-def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one exception inside the group, or the group when there are several."""
-    found: BaseException = group
-    while isinstance(found, BaseExceptionGroup) and len(found.exceptions) == 1:
-        found = found.exceptions[0]
-    return found
+def _only(error: BaseException) -> BaseException:
+    """The one exception inside a nursery's group, or the group when there are several."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

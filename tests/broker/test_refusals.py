@@ -1,0 +1,426 @@
+"""Storage faults: a full disk, a write of unknown fate, a crash, commits that take their time (I11, I13, I15, A31)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from decimal import Decimal
+from typing import Any
+
+import pytest
+import trio
+from broker_kit import QUEUE_MODE, SECOND, ack, configure, dump, pop, push, records, schedule, started, txns
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from queen_actors.broker import Broker
+from queen_actors.domain.cursor import Ack, LeaseEnd, PopReply
+from queen_actors.domain.kv import Get, Incr, Put, WriteResult
+from queen_actors.domain.locks import Acquire, GetLock
+from queen_actors.domain.partition import PushItem
+from queen_actors.domain.timers import Cancel, Schedule
+from queen_actors.domain.transaction import Committed, Transaction
+from queen_actors.errors import StorageFailed, StorageFull
+from queen_actors.storage.memory import Faults, MemoryStore
+
+Action = Callable[[Broker], Awaitable[Any]]
+
+
+def put(key: str, value: bytes = b"1", ttl: int | None = None) -> Put:
+    return Put("ns", key, value, ttl)
+
+
+async def value_of(broker: Broker, key: str) -> bytes | None:
+    (result,) = await broker.kv([Get("ns", key)])
+    row = getattr(result, "row", None)
+    return None if row is None else row.value
+
+
+WRITES: dict[str, Action] = {
+    "push": lambda b: b.push([PushItem("q", "p", b"1", txn="refused")]),
+    "pop": lambda b: pop(b),
+    "autoAck": lambda b: pop(b, auto_ack=True),
+    "kv": lambda b: b.kv([put("k", b"2")]),
+    "lock": lambda b: b.locks([Acquire("l", 9 * SECOND, "other")]),
+    "timer": lambda b: schedule(b, "refused", 9),
+    "cancel": lambda b: b.timers([Cancel("q", "t")]),
+    "configure": lambda b: configure(b, retry_limit=1),
+    "delete": lambda b: b.delete_queue("q"),
+    "seek": lambda b: b.seek(QUEUE_MODE, "q", None, None),
+    "group": lambda b: b.delete_group("g", None, metadata=True),
+    "register": lambda b: b.register("q", "new", "new", None),
+    "transaction": lambda b: b.transaction(Transaction(steps=(PushItem("x", "p", b"1"),), kv=(put("k", b"3"),))),
+    "trace": lambda b: b.trace(pid=1, txn="m", group="g", names=(), event="e", data=b"1", worker=None),
+}
+
+
+async def furnish(broker: Broker) -> None:
+    await push(broker, "m", "n")
+    await ack(broker, await pop(broker, group="g"))
+    await broker.kv([put("k")])
+    await schedule(broker, "t", 5000)
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
+async def test_a_full_disk_refuses_and_nothing_of_it_is_seen(autojump_clock: MockClock, write: Action) -> None:
+    """507 for the write; the state is what it was, also for reads meanwhile; with room again the same write holds."""
+    store = MemoryStore(retain=True)
+    async with started(store) as broker:
+        await furnish(broker)
+        before = dump(broker)
+        store.faults.full = True
+        with pytest.raises(StorageFull):
+            await write(broker)
+        await trio.sleep(1)
+        with pytest.raises(StorageFull):
+            await write(broker)
+        assert dump(broker) == before
+        assert await value_of(broker, "k") == b"1"
+        assert await broker.timer("q", "t") is not None
+        view = await broker.queue_view("q")
+        assert view is not None
+        assert view.options.retry_limit == 3
+        assert await broker.timer("q", "refused") is None
+        assert (await broker.locks([GetLock("l")]))[0].holders == ()
+        assert await broker.message(1, "refused") is None
+        store.faults.full = False
+        await trio.sleep(1)
+        await write(broker)
+        after = dump(broker)
+        assert after != before
+    async with started(store.reopen()) as broker:
+        assert dump(broker) == after
+
+
+async def test_reads_while_the_state_is_read_again(autojump_clock: MockClock) -> None:
+    """They wait, and see all of it: never an empty broker, never half of one."""
+
+    class SlowToOpen(MemoryStore):
+        async def open(self, recovery: Any) -> Any:
+            class Slow:
+                def __getattr__(self, name: str) -> Any:
+                    return getattr(recovery, name)
+
+            found = await super().open(Slow())
+            await trio.sleep(3)
+            return found
+
+    store = SlowToOpen(retain=True)
+    async with started(store) as broker:
+        await furnish(broker)
+        store.faults.full = True
+        with pytest.raises(StorageFull):
+            await push(broker, "x")
+        store.faults.full = False
+        start = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            found: list[Any] = []
+
+            async def see(do: Callable[[], Awaitable[Any]]) -> None:
+                found.append(await do())
+
+            nursery.start_soon(see, lambda: value_of(broker, "k"))
+            nursery.start_soon(see, lambda: broker.message(1, "m"))
+            nursery.start_soon(see, lambda: broker.queue_view("q"))
+            nursery.start_soon(see, lambda: broker.timer_count("q", ""))
+        assert trio.current_time() - start == pytest.approx(3)
+        assert None not in found
+        assert 0 not in found
+
+
+async def test_parked_pops_sit_out_a_full_disk(autojump_clock: MockClock) -> None:
+    """Nobody who waits is refused; whoever waits when there is room gets what came meanwhile by itself: here a lease
+    that expired."""
+    store = MemoryStore(retain=True)
+    async with started(store) as broker:
+        await push(broker, "m")
+        await pop(broker, lease=2 * SECOND)
+        replies: list[PopReply] = []
+
+        async def parked(wait: float) -> None:
+            replies.append(await pop(broker, wait=wait))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(parked, 3)
+            nursery.start_soon(parked, 60)
+            await trio.sleep(1)
+            store.faults.full = True
+            with pytest.raises(StorageFull):
+                await push(broker, "n")
+            await trio.sleep(4)
+            assert [txns(reply) for reply in replies] == [[]]
+            store.faults.full = False
+        assert txns(replies[1]) == ["m"]
+
+
+async def test_a_group_commit_is_refused_as_a_whole(autojump_clock: MockClock) -> None:
+    """Everything that was decided on top of what is refused goes with it: one lost pile, no half of it."""
+    store = MemoryStore(retain=True)
+    async with started(store) as broker:
+        await broker.kv([Put("ns", "n", b"0", None)])
+        store.faults.full = True
+        refused = 0
+
+        async def bump() -> None:
+            nonlocal refused
+            try:
+                await broker.kv([Incr("ns", "n", Decimal(1), None)])
+            except StorageFull:
+                refused += 1
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(50):
+                nursery.start_soon(bump)
+        assert refused == 50
+        assert await value_of(broker, "n") == b"0"
+        store.faults.full = False
+        await trio.sleep(1)
+        await bump()
+        assert await value_of(broker, "n") == b"1"
+
+
+async def test_background_work_survives_a_full_disk(autojump_clock: MockClock) -> None:
+    """Timers, sweeps and give-backs that fall into it are made up for; no attempt is spent, nothing fires twice."""
+    store = MemoryStore(retain=True)
+    async with started(store) as broker:
+        await schedule(broker, "t", 2)
+        await broker.kv([put("k", ttl=2 * SECOND)])
+        await push(broker, "m", partition="s")
+        session = broker.open_session(lambda end: None)
+        await pop(broker, partition="s", session=session)
+        store.faults.full = True
+        with pytest.raises(StorageFull):
+            await push(broker, "x")
+        await trio.sleep(1)
+        await broker.close_session(session)
+        await trio.sleep(5)
+        pending = await broker.timer("q", "t")
+        assert pending is not None
+        assert pending.attempts == 0
+        assert await value_of(broker, "k") is None
+        store.faults.full = False
+        await trio.sleep(2)
+        assert await broker.timer("q", "t") is None
+        assert txns(await pop(broker, partition="p")) == ["t"]
+        assert txns(await pop(broker, partition="s")) == ["m"]
+        assert broker._core.directory.namespaces == {}
+
+
+async def test_a_session_over_a_refusal(autojump_clock: MockClock) -> None:
+    """An ack that was refused settled nothing: the session still holds its lease, and hears of each message once."""
+    store = MemoryStore(retain=True)
+    async with started(store) as broker:
+        await push(broker, *"abc")
+        ends: list[LeaseEnd] = []
+        session = broker.open_session(ends.append)
+        reply = await pop(broker, session=session, lease=30 * SECOND)
+        pid = reply.claims[0].pid
+        await broker.ack([Ack("a", pid, QUEUE_MODE, lease_id=reply.lease_id)])
+        store.faults.full = True
+        for names in ("b", "bc"):
+            with pytest.raises(StorageFull):
+                await broker.ack([Ack(name, pid, QUEUE_MODE, lease_id=reply.lease_id) for name in names])
+            await trio.sleep(1)
+        assert [(end.messages, end.reason) for end in ends] == [(1, "settled")]
+        store.faults.full = False
+        await trio.sleep(1)
+        await broker.ack([Ack("b", pid, QUEUE_MODE, lease_id=reply.lease_id)])
+        await trio.sleep(60)
+        assert [(end.messages, end.reason) for end in ends] == [(1, "settled"), (1, "settled"), (1, "expired")]
+
+
+@pytest.mark.parametrize("fate", ["kept", "lost"])
+async def test_a_write_whose_fate_is_unknown_stops_the_broker(autojump_clock: MockClock, fate: Any) -> None:
+    """Every caller gets StorageFailed, no reply leaves, the block ends with it, bare; the next start has all or
+    nothing of it."""
+    store = MemoryStore(retain=True)
+    seen: list[str] = []
+
+    async def client(name: str, do: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            await do()
+            seen.append(f"{name}: ok")
+        except StorageFailed:
+            seen.append(f"{name}: failed")
+
+    async def scenario() -> None:
+        async with started(store) as broker:
+            await push(broker, "before")
+            store.faults.fail = fate
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client, "push", lambda: push(broker, "unknown"))
+                nursery.start_soon(client, "kv", lambda: broker.kv([put("unknown")]))
+                nursery.start_soon(client, "pop", lambda: pop(broker, wait=50, queue="empty"))
+            await trio.sleep(1)
+
+    with pytest.raises(StorageFailed) as stopped:
+        await scenario()
+    assert stopped.value.code == "storage_failed"
+    assert not any(line.endswith("ok") for line in seen)
+    async with started(store.reopen()) as broker:
+        kept = [await broker.message(1, "unknown") is not None, await value_of(broker, "unknown") is not None]
+        assert kept[0] == (fate == "kept" and kept[0])
+        assert await broker.message(1, "before") is not None
+
+
+async def test_the_blocks_own_exception_comes_out_bare(autojump_clock: MockClock) -> None:
+    """And what is pending is committed first."""
+    store = MemoryStore(retain=True)
+
+    async def scenario() -> None:
+        async with started(store) as broker:
+            await push(broker, "m")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await scenario()
+    async with started(store.reopen()) as broker:
+        assert txns(await pop(broker)) == ["m"]
+
+
+async def test_a_store_that_breaks_its_contract_stops_the_broker(autojump_clock: MockClock) -> None:
+    """An exception that it may not raise: callers are told, and the broker does not hang at its end."""
+
+    class Broken(MemoryStore):
+        async def commit(self, entries: Any) -> None:
+            raise RuntimeError("bug")
+
+    start = trio.current_time()
+
+    async def scenario() -> None:
+        async with started(Broken(retain=True)) as broker:
+            with pytest.raises(StorageFailed):
+                await push(broker, "m")
+            await trio.sleep(1)
+
+    with pytest.raises(RuntimeError, match="bug"):
+        await scenario()
+    assert trio.current_time() - start < 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("keep", [False, True])
+async def test_a_crash_at_any_commit(autojump_clock: MockClock, seed: int, keep: bool) -> None:
+    """I11, I14: what was acknowledged is there after it, and of what was in flight all or nothing."""
+    rng = random.Random(seed)
+    store = MemoryStore(retain=True, faults=Faults(latency=lambda: rng.choice([0.005, 0.01])))
+    acknowledged: set[int] = set()
+
+    async def client(broker: Broker, first: int) -> None:
+        for number in range(first, first + 40):
+            bundle = Transaction(
+                steps=(PushItem("q", f"p{first}", b"1", txn=f"m{number}"), PushItem("r", "p", b"1", txn=f"m{number}")),
+                kv=(put(f"k{number}"),),
+                timers=(Schedule("t", f"t{number}", b"1", 10**9, f"x{number}"),),
+            )
+            if isinstance(await broker.transaction(bundle), Committed):
+                acknowledged.add(number)
+
+    async def scenario() -> None:
+        async with started(store, seed=seed) as broker, trio.open_nursery() as nursery:
+            for first in (0, 100, 200):
+                nursery.start_soon(client, broker, first)
+            await trio.sleep(rng.random() * 0.2)
+            store.crash(keep=keep)
+            await push(broker, "last")
+
+    with pytest.raises(StorageFailed):
+        await scenario()
+    async with started(store.reopen()) as broker:
+        for number in [*range(40), *range(100, 140), *range(200, 240)]:
+            first = number // 100 * 100
+            found = broker._core.directory.find("q", f"p{first}")
+            other = broker._core.directory.find("r", "p")
+            whole = {
+                found is not None and found.known(f"m{number}") is not None,
+                other is not None and other.known(f"m{number}") is not None,
+                await value_of(broker, f"k{number}") is not None,
+                await broker.timer("t", f"t{number}") is not None,
+            }
+            assert len(whole) == 1, "all or nothing"
+            assert whole == {True} or number not in acknowledged
+
+
+async def test_nothing_is_told_before_it_is_durable(autojump_clock: MockClock) -> None:
+    """I13: while a commit is under way no reply leaves that reveals it, be it of a write or of a read."""
+    store = MemoryStore(retain=True, faults=Faults(latency=0))
+    async with started(store) as broker:
+        await furnish(broker)
+        await broker.locks([Acquire("held", 900 * SECOND, "me")])
+        store.faults.latency = 100.0
+        done: list[str] = []
+
+        async def call(name: str, do: Callable[[], Awaitable[Any]]) -> None:
+            await do()
+            done.append(name)
+
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            "push": lambda: push(broker, "x", partition="z"),
+            "duplicate": lambda: push(broker, "x", partition="z"),
+            "pop": lambda: pop(broker, partition="z"),
+            "empty pop": lambda: pop(broker, partition="z"),
+            "get": lambda: broker.kv([Get("ns", "k")]),
+            "put": lambda: broker.kv([put("k", b"2")]),
+            "read of the put": lambda: broker.kv([Get("ns", "k")]),
+            "lock": lambda: broker.locks([Acquire("l", 900 * SECOND, "me")]),
+            "lock get": lambda: broker.locks([GetLock("l")]),
+            "refused lock": lambda: broker.locks([Acquire("l", SECOND, "you")]),
+            "schedule": lambda: schedule(broker, "t2", 500),
+            "peek": lambda: broker.timer("q", "t2"),
+            "page": lambda: broker.timer_page("q", None, 9),
+            "count": lambda: broker.timer_count("q", ""),
+            "view": lambda: broker.queue_view("q"),
+            "letters": lambda: broker.dead_letters(),
+            "message": lambda: broker.message(1, "m"),
+            "delete": lambda: broker.delete_queue("q"),
+            "delete again": lambda: broker.delete_queue("q"),
+            "view of nothing": lambda: broker.queue_view("q"),
+            "seek of nothing": lambda: broker.seek("g", "q", None, None),
+            "trace of nothing": lambda: broker.trace(
+                pid=1, txn="m", group="g", names=(), event="e", data=b"1", worker=None
+            ),
+            "message of nothing": lambda: broker.message(1, "m"),
+            "ack of nothing": lambda: broker.ack([Ack("m", 1, QUEUE_MODE)]),
+            "group": lambda: broker.delete_group("g", None, metadata=True),
+            "moved": lambda: broker.move_subscription("g", 0),
+            "rolled back": lambda: broker.transaction(
+                Transaction(kv=(Put("ns", "k", b"1", None, expect=99, required=True),))
+            ),
+            "extend": lambda: broker.extend("nobody", 9),
+            "release": lambda: broker.release("nobody"),
+        }
+        async with trio.open_nursery() as nursery:
+            for name, do in calls.items():
+                nursery.start_soon(call, name, do)
+                await wait_all_tasks_blocked()
+            assert done == []
+            await trio.sleep(350)
+            assert sorted(done) == sorted(calls)
+
+
+async def test_a_reader_of_segments_sees_only_what_is_durable(autojump_clock: MockClock) -> None:
+    """I13 where a read takes time by itself: what was decided meanwhile, and refused, is not in its answer."""
+    store = MemoryStore(retain=True, faults=Faults(read_latency=5))
+    async with started(store) as broker:
+        await configure(broker, retry_limit=0)
+        await push(broker, "m")
+        reply = await pop(broker)
+        await store.seal()
+        await broker.passivate()
+        seen: list[Any] = []
+
+        async def look() -> None:
+            seen.append(await broker.message(1, "m"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            await trio.sleep(1)
+            store.faults.full = True
+            store.faults.latency = 0
+            with pytest.raises(StorageFull):
+                await broker.ack([Ack("m", 1, QUEUE_MODE, "retry", reply.lease_id)])
+            store.faults.full = False
+        assert seen[0] is None or seen[0].status == "processing"
+        await trio.sleep(1)
+        assert txns(await pop(broker)) == []
+        assert isinstance((await broker.kv([put("z")]))[0], WriteResult)  # type: ignore[index]
+        assert records(reply)[0].txn == "m"
