@@ -52,6 +52,11 @@ class ServerProcess:
         assert self._process is not None, "it is not running"
         return self._process.pid
 
+    @property
+    def died(self) -> bool:
+        """It was started, and ended by itself or by somebody else."""
+        return self._process is not None and self._process.poll() is not None
+
     def stop(self) -> None:
         """SIGTERM, and wait for its end."""
         if self._process is not None:
