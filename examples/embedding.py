@@ -11,7 +11,7 @@ import sys
 
 import trio
 
-from queen_actors.client import Queen, open_broker
+from queen_actors import Queen, open_broker
 
 
 async def worker(queen: Queen, orders: int) -> None:

@@ -13,7 +13,7 @@ import sys
 
 import trio
 
-from queen_actors.client import connect
+from queen_actors import connect
 
 URL = os.environ.get("QUEEN_URL", "http://127.0.0.1:6632")
 

@@ -13,7 +13,7 @@ import os
 
 import trio
 
-from queen_actors.client import Queen, connect
+from queen_actors import Queen, connect
 
 URL = os.environ.get("QUEEN_URL", "http://127.0.0.1:6632")
 

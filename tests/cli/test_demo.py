@@ -6,7 +6,7 @@ import pytest
 
 from queen_actors import demo
 from queen_actors.cli import main
-from queen_actors.client import Queen
+from queen_actors import Queen
 
 
 def test_every_claim_holds(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from queen_actors.cli import main
-from queen_actors.client import open_broker
+from queen_actors import open_broker
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""The server: one port, HTTP through hypercorn and quart-trio, WebSockets through trio-websocket."""
