@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from queen_actors import demo
+from queen_actors import Queen, demo
 from queen_actors.cli import main
-from queen_actors import Queen
 
 
 def test_every_claim_holds(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from queen_actors.cli import main
 from queen_actors import open_broker
+from queen_actors.cli import main
 
 
 @pytest.fixture(scope="module")
