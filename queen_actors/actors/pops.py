@@ -196,7 +196,7 @@ class Pops:
 
     def _consumed(self, draft: Draft, request: PopRequest) -> list[QueueState]:
         """The queues that this try looks at: by discovery, each time with another one first."""
-        if request.queue is not None and request.partition is None:
+        if request.queue is not None and request.partition is None and request.create:
             return [draft.queue(request.queue)]
         targets = self._targets(request)
         self._rounds += 1

@@ -6,6 +6,7 @@ with it: `keep_alive` extends them, and `close` gives them back at once.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -19,8 +20,11 @@ from queen_actors.config import Settings
 from queen_actors.domain.cursor import Claim, LeaseEnd, LeaseExtended, PopReply, PopRequest
 from queen_actors.domain.queue import registration
 from queen_actors.domain.subscription import Terms
+from queen_actors.errors import QueenError
 from queen_actors.ports import Clock
 from queen_actors.values import SECOND, iso_zulu
+
+log = logging.getLogger(__name__)
 
 EXTENDS_AT_ONCE = 256
 WAIT = 3_600 * SECOND
@@ -134,6 +138,7 @@ class Subscription:
             lease=min(terms.lease_seconds, terms.max_lease_seconds) * SECOND,
             subscription_mode=terms.subscription_mode,
             subscription_from=iso_zulu(now) if put.mode == "new" else start,
+            create=False,
         )
         self._session = self._broker.open_session(self._ended)
         self._request = replace(self._request, session=self._session)
@@ -275,4 +280,7 @@ async def subscribed(
 async def _keep_alive(subscription: Subscription) -> None:
     while True:
         await trio.sleep(subscription.patience)
-        await subscription.keep_alive()
+        try:
+            await subscription.keep_alive()
+        except* QueenError as refused:  # next time again; until then the leases run on
+            log.warning("leases could not be extended: %s", refused.exceptions[0])

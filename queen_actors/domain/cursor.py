@@ -47,7 +47,8 @@ class Claim(Struct, frozen=True):
 
 class PopRequest(Struct, frozen=True):
     """`wire-messaging.md` 7.2. Exactly one of `queue` and (`namespace` or `task`); times in microseconds, `wait` 0
-    answers at once, `lease` 0 takes the queue's. `session` names the connection that the lease lives with."""
+    answers at once, `lease` 0 takes the queue's. `session` names the connection that the lease lives with. Without
+    `create` an unknown queue stays unknown: a subscription does not bring back a queue that was deleted."""
 
     queue: str | None = None
     partition: str | None = None
@@ -63,6 +64,7 @@ class PopRequest(Struct, frozen=True):
     subscription_from: str | None = None
     conflation: bool = False
     session: str | None = None
+    create: bool = True
 
 
 class PopReply(Struct, frozen=True):

@@ -723,17 +723,21 @@ async def test_subscribe_and_unsubscribe_pipelined(hall: House) -> None:
     assert await nothing_more(peer)
 
 
-async def test_a_subscription_outlives_its_queue(hall: House) -> None:
-    """decisions.md: a subscription whose queue is deleted stays, and follows the queue when it is created again."""
+@pytest.mark.parametrize("credit", [1, 100])
+@pytest.mark.parametrize("group", [None, "g"])
+async def test_a_subscription_outlives_its_queue(hall: House, credit: int, group: str | None) -> None:
+    """decisions.md: a subscription whose queue is deleted stays, and follows the queue when it is created again; it
+    does not bring the queue back itself."""
     peer = await hall.peer()
+    await peer.ask("subscribe", sub="s", queue="q", group=group, subscriptionMode="new", credit=credit)
     await pushed(hall, "q", 1)
-    await peer.ask("subscribe", sub="s", queue="q", group="g", subscriptionMode="new")
+    assert await collect(peer, 1) == [1]
+    await hall.broker.delete_queue("q")
+    assert (await peer.event("lease"))["reason"] == "deleted"
+    await trio.sleep(10_000)
+    assert await hall.broker.queue_view("q") is None
     await pushed(hall, "q", 2)
     assert await collect(peer, 1) == [2]
-    await hall.broker.delete_queue("q")
-    await trio.sleep(100)
-    await pushed(hall, "q", 3)
-    assert await collect(peer, 1) == [3]
 
 
 async def test_deliveries_resume_when_the_disk_has_room_again() -> None:
