@@ -39,13 +39,18 @@ class _Locate(Struct, frozen=True):
     ts: int
 
 
+_Wanted = _Load | _Locate
+
+
 class _Call(Struct):
-    """One pop under way: since when it asks, what it has had loaded by partition, and whether it owes a wake-up."""
+    """One pop under way: since when it asks, what it has had loaded by partition (and whether it has), its place in the
+    line, and whether it owes a wake-up."""
 
     request: PopRequest
     since: int
     records: dict[int, tuple[int, tuple[Record, ...]]]
     starts: dict[int, int]
+    loaded: bool = False
     waiter: Waiter | None = None
     woken: bool = False
 
@@ -61,10 +66,10 @@ class _Budget(Struct):
     def spent(self) -> bool:
         return self.partitions <= 0 or self.messages <= 0 or self.size <= 0
 
-    def take(self, records: tuple[Record, ...]) -> None:
+    def take(self, messages: int, size: int) -> None:
         self.partitions -= 1
-        self.messages -= len(records)
-        self.size -= sum([len(record.payload) for record in records])
+        self.messages -= messages
+        self.size -= size
 
 
 class Pops:
@@ -86,7 +91,7 @@ class Pops:
             while True:
                 await self._core.turn()
                 found = self._attempt(call)
-                if isinstance(found, _Load | _Locate):
+                if isinstance(found, list):
                     await self._fetch(found, call)
                 elif found is None:
                     continue
@@ -114,17 +119,20 @@ class Pops:
             raise
         return reply
 
-    async def _fetch(self, wanted: _Load | _Locate, call: _Call) -> None:
-        partition = self._core.directory.partition(wanted.pid)
-        if partition is None:
-            return
-        if isinstance(wanted, _Load):
-            read = self._producers.read(partition, wanted.first, wanted.count, limits.POP_BYTES)
-            call.records[wanted.pid] = (wanted.first, await read)
-        else:
-            base = partition.base  # where what is not sealed begins: nothing sealed is young enough
-            at = await self._producers.first_offset_at(wanted.pid, wanted.ts)
-            call.starts[wanted.pid] = base if at is None else at
+    async def _fetch(self, wanted: list[_Wanted], call: _Call) -> None:
+        room = limits.POP_BYTES
+        for want in wanted:
+            if isinstance(want, _Locate):
+                partition = self._core.directory.partition(want.pid)
+                base = 0 if partition is None else partition.base
+                at = await self._producers.first_offset_at(want.pid, want.ts)
+                # nothing that is sealed is young enough: it begins where what is not sealed does
+                call.starts[want.pid] = base if at is None else at
+            elif room > 0:
+                records = await self._producers.fetch(want.pid, want.first, want.count, room)
+                call.records[want.pid] = (want.first, records)
+                room -= sum([len(record.payload) for record in records])
+        call.loaded = True
 
     async def _park(self, call: _Call, deadline: float) -> None:
         request, waiters = call.request, self.ready.waiters
@@ -141,6 +149,7 @@ class Pops:
             call.woken = call.waiter.event.is_set()
         call.records.clear()
         call.starts.clear()
+        call.loaded = False
 
     def _pass_on(self, request: PopRequest) -> None:
         for queue in self._targets(request):
@@ -155,23 +164,28 @@ class Pops:
 
     # -- one try ---------------------------------------------------------------------------------------------------
 
-    def _attempt(self, call: _Call) -> PopReply | _Load | _Locate | None:
+    def _attempt(self, call: _Call) -> PopReply | list[_Wanted] | None:
         """One synchronous try: claims of up to `partitions` partitions and `batch` messages, in one step of the log.
-        None when it only gave messages up (the delivery limit), and is to be made again."""
+
+        A list of what has to be read from the store first, when that is needed for all that it might claim; after one
+        reading it takes what it can get, unless that is nothing. None when it only gave messages up (the delivery
+        limit), and is to be made again.
+        """
         request, core = call.request, self._core
         draft = Draft(core)
         lease_id = "" if request.auto_ack else core.ids.uuid(draft.now)
         budget = _Budget(request.partitions or 1, request.batch, limits.POP_BYTES)
         claims: list[Claim] = []
+        wanted: list[_Wanted] = []
         conflating = False
         for queue in self._consumed(draft, request):
             group = self._register(draft, queue, call)
             if group.conflation and not conflating:
                 conflating = True
                 budget.partitions = request.partitions or request.batch
-            wanted = self._from_queue(draft, queue, group, call, lease_id, budget, claims)
-            if wanted is not None and not claims:
-                return wanted
+            wanted += self._from_queue(draft, queue, group, call, lease_id, budget, claims)
+        if wanted and not (claims and call.loaded):
+            return wanted
         reply = PopReply(
             lease_id if claims else "",
             request.group,
@@ -236,23 +250,27 @@ class Pops:
         lease_id: str,
         budget: _Budget,
         claims: list[Claim],
-    ) -> _Load | _Locate | None:
-        """Claims from one queue, round its ready partitions. What it wants loaded stays first in line, so that
-        messages in segments are not passed over for as long as others come in."""
+    ) -> list[_Wanted]:
+        """Claims from one queue, round its ready partitions, and what has to be read before others can be made. Whose
+        messages have to be read stays first in line, so that it is not passed over for as long as others come in."""
         pinned = call.request.partition
         index = self.ready.index(queue, group, whole=pinned is None)
         self.ready.promote(queue, index, draft.now)
+        wanted: list[_Wanted] = []
         for partition in self._candidates(queue, pinned, index):
             if budget.spent:
                 break
             claim = self._claim(draft, queue, partition, group, index, call, lease_id, budget)
-            if isinstance(claim, _Load | _Locate):
-                return claim
             index.passed(partition.pid)
-            if claim is not None:
-                budget.take(claim.records)
+            if isinstance(claim, Claim):
+                budget.take(len(claim.records), sum([len(record.payload) for record in claim.records]))
                 claims.append(claim)
-        return None
+            elif claim is not None:
+                budget.take(claim.count if isinstance(claim, _Load) else 0, 0)
+                wanted.append(claim)
+        for want in reversed(wanted):
+            index.first(want.pid)
+        return wanted
 
     def _candidates(self, queue: QueueState, pinned: str | None, index: GroupIndex) -> Iterator[PartitionState]:
         """Holds of transactions do not matter here: a claim and a transaction are each decided in one go."""
@@ -279,7 +297,7 @@ class Pops:
         call: _Call,
         lease_id: str,
         budget: _Budget,
-    ) -> Claim | _Load | _Locate | None:
+    ) -> Claim | _Wanted | None:
         """Take what the group may have of one partition now; None when that is nothing."""
         request, options, now = call.request, queue.options, draft.now
         cursor = partition.cursors.get(group.group)
@@ -299,7 +317,8 @@ class Pops:
         count = 1 if group.conflation else budget.messages
         records = self._records(partition, first, count, budget.size, call)
         if records is None:
-            return _Load(partition.pid, max(first, partition.log_start), min(count, limits.POP_BATCH_MAX))
+            first = max(first, partition.log_start)
+            return _Load(partition.pid, first, min(count, partition.next_offset - first, limits.POP_BATCH_MAX))
         visible = now - options.delayed_processing_seconds * SECOND
         if records and records[-1].ts > visible:
             young = next(record.ts for record in records if record.ts > visible)

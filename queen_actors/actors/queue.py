@@ -91,6 +91,11 @@ class GroupIndex:
                 return
             yield pid
 
+    def first(self, pid: int) -> None:
+        """It could not be served this time: it is the next to be looked at."""
+        if pid in self.ready:
+            self.ready.move_to_end(pid, last=False)
+
     def passed(self, pid: int) -> None:
         """It was looked at: it goes to the end of the line."""
         if pid in self.ready:

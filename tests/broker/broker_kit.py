@@ -28,7 +28,7 @@ T = TypeVar("T")
 async def started(store: MemoryStore | None = None, *, seed: int = 1, **settings: Any) -> AsyncIterator[Broker]:
     """A broker on `store` (one that retains what it is given), with seeded ids."""
     store = MemoryStore(retain=True) if store is None else store
-    clock, ids = TrioClock(WALL), RandomIds(seed)
+    clock, ids = TrioClock(WALL + int(trio.current_time() * SECOND)), RandomIds(seed)
     async with running(store, Settings(**settings), clock=clock, ids=ids) as broker:
         yield broker
 
