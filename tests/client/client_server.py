@@ -9,6 +9,7 @@ import trio
 from msgspec import Struct
 
 from queen_actors.api import Api
+from queen_actors.api.auth import authorizer
 from queen_actors.broker import running
 from queen_actors.config import Settings
 from queen_actors.serve.listen import serve
@@ -33,7 +34,8 @@ async def served(**settings: object) -> AsyncIterator[Server]:
     shutdown = trio.Event()
     async with running(MemoryStore(), chosen) as broker, trio.open_nursery() as nursery:
         server = Server("", [])
-        sockets = Sockets(Api(broker, chosen), broker, chosen, shutdown)
+        authorize = authorizer(chosen)
+        sockets = Sockets(Api(broker, chosen, authorize), broker, chosen, shutdown, authorize)
 
         async def websocket(stream: trio.abc.Stream) -> None:
             server.sockets.append(stream)

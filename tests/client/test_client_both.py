@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 
+import jwt
 import pytest
 import trio
 from client_server import served
@@ -498,6 +499,27 @@ async def test_a_refused_socket_is_told_at_once() -> None:
             async with queen.queue("q").subscribe(subscription_from="no instant"):
                 pass
     assert len(server.sockets) == 1
+
+
+async def test_a_token_opens_calls_and_subscriptions() -> None:
+    """The same one for both; without it, and with one that may too little, the broker's refusal is raised at once."""
+    secret = "a secret that is long enough for every one of them"
+    async with served(jwt_secret=secret) as server:
+        token = jwt.encode({"role": "admin", "sub": "billing"}, secret)
+        async with connect(server.url, token) as queen:
+            await queen.queue("q").push("hello")
+            async with queen.queue("q").subscribe() as messages:
+                assert (await _first(messages)).producer_sub == "billing"
+        async with connect(server.url) as queen:
+            with pytest.raises(errors.Unauthorized):
+                await queen.queue("q").push("hello")
+            with pytest.raises(errors.Unauthorized), trio.fail_after(10):
+                async with queen.queue("q").subscribe():
+                    pass
+        async with connect(server.url, jwt.encode({"role": "read-only"}, secret)) as queen:
+            assert (await queen.admin.get_queue("q"))["name"] == "q"
+            with pytest.raises(errors.Forbidden):
+                await queen.queue("q").push("hello")
 
 
 async def test_auto_ack_over_the_socket_gives_credit_back() -> None:

@@ -40,13 +40,14 @@ async def test_messages_come_one_by_one_and_in_batches() -> None:
             break
 
 
-async def test_every_waiting_task_is_woken() -> None:
+async def test_every_waiting_task_is_woken(autojump_clock: object) -> None:
     """Several workers may share a subscription."""
     transport = FakeTransport()
     got: list[int] = []
 
     async def work(messages: Any) -> None:
-        got.append((await messages.receive()).data)
+        with trio.fail_after(5):
+            got.append((await messages.receive()).data)
 
     async with serving(transport) as queen, queen.queue("q").subscribe() as messages, trio.open_nursery() as nursery:
         for _ in range(3):
@@ -212,6 +213,8 @@ async def test_leaving_gives_back_what_is_not_settled(autojump_clock: object) ->
         async with queen.queue("q").subscribe(group="g") as messages:
             assert await (await messages.receive()).ack()
             assert (await messages.receive()).data == 1
+            started = trio.current_time()
+        assert trio.current_time() == started, "at once: no bound had to end it"
         again = await queen.queue("q").pop(group="g", batch=100)
         assert [message.data for message in again] == list(range(1, 20))
         assert (await queen.queue("q").dlq("g"))["total"] == 0
