@@ -127,7 +127,7 @@ _Line = OrderedDict[Waiter, None]
 _Place = TypeVar("_Place")
 
 
-class _Lines(Generic[_Place]):
+class Lines(Generic[_Place]):
     """Lines by group, and within a group by what is waited for."""
 
     __slots__ = ("groups", "seats")
@@ -177,8 +177,8 @@ class Waiters:
     """Parked pops. One ready partition wakes one of them for each group; who finds nothing parks again."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, _Lines[str | None]] = {}
-        self._discovery: _Lines[Labels] = _Lines()
+        self._queues: dict[str, Lines[str | None]] = {}
+        self._discovery: Lines[Labels] = Lines()
 
     def __len__(self) -> int:
         """How many pops wait."""
@@ -211,10 +211,10 @@ class Waiters:
         if waiter.queue is not None and not lines.seats:
             del self._queues[waiter.queue]
 
-    def _lines(self, waiter: Waiter) -> _Lines[str | None] | _Lines[Labels]:
+    def _lines(self, waiter: Waiter) -> Lines[str | None] | Lines[Labels]:
         if waiter.queue is None:
             return self._discovery
-        return self._queues.setdefault(waiter.queue, _Lines())
+        return self._queues.setdefault(waiter.queue, Lines())
 
     def wake(self, queue: QueueState, partition: str, group: str | None = None) -> None:
         """The partition may have something: for `group`, or for every group (None)."""
