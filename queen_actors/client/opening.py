@@ -76,8 +76,8 @@ def connect(
 async def serving(transport: Transport) -> AsyncGenerator[Queen]:
     """A client over a transport, and the nursery in which it runs what runs in the background.
 
-    None of its tasks fails by an error of its own, so whatever comes out of the nursery is a cancellation from
-    outside; the block's own exception goes around the nursery, to come out as it was.
+    The block's own exception goes around the nursery, to come out as it was. Beside it, what comes out of the nursery
+    is a cancellation from outside: none of its tasks fails by an error of its own.
     """
     mine: BaseException | None = None
     try:
@@ -90,8 +90,9 @@ async def serving(transport: Transport) -> AsyncGenerator[Queen]:
             finally:
                 await queen.aclose()
                 await transport.aclose()
+                nursery.cancel_scope.cancel()
     except BaseExceptionGroup:
-        if mine is None:
+        if mine is None or isinstance(mine, trio.Cancelled):
             raise
     if mine is not None:
         raise mine

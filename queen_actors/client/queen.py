@@ -224,11 +224,10 @@ class Queen:
         self._nursery.start_soon(task, *arguments)
 
     async def aclose(self) -> None:
-        """Release what is held and end what runs in the background, within a bound. Safe to call twice."""
+        """Release what is held, within a bound, and start nothing new. The end of the block does it; safe to repeat."""
         self._closed = True
         with trio.CancelScope(shield=True), trio.move_on_after(LEAVE_SECONDS):
             await self._held.release_all()
-        self._nursery.cancel_scope.cancel()
 
 
 def _lease_id(message: str | Acknowledgeable) -> str:

@@ -57,6 +57,32 @@ async def test_a_cancelled_block_ends_in_good_order(autojump_clock: object) -> N
     assert transport.closed
 
 
+async def test_closing_early_releases_and_goes_on(autojump_clock: object) -> None:
+    """`aclose` inside the block ends the client and not the block."""
+    async with open_broker() as queen:
+        assert await queen.lock("job").acquire()
+        await queen.aclose()
+        await trio.sleep(1)
+        assert not (await queen.locks.get("job")).held
+        await queen.aclose()
+
+
+async def test_a_fault_in_the_background_is_not_hidden(autojump_clock: object) -> None:
+    """Should a task of the client fail by a fault, the block is cancelled and the fault comes out."""
+
+    async def fail() -> None:
+        raise AssertionError("a fault")
+
+    async def work() -> None:
+        async with serving(FakeTransport()) as queen:
+            queen.start(fail)
+            await trio.sleep_forever()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await work()
+    assert "a fault" in str(caught.value.exceptions[0])
+
+
 async def test_a_failure_of_the_storage_is_what_the_user_learns(autojump_clock: object) -> None:
     """The broker stops; the block is cancelled, and the failure comes out bare."""
     faults = Faults()

@@ -308,7 +308,8 @@ async def test_auto_ack_needs_nothing_settled(autojump_clock: object) -> None:
     async with open_broker() as queen:
         await queen.queue("q").push(list(range(30)))
         async with queen.queue("q").subscribe(group="g", auto_ack=True, credit=4) as messages:
-            assert [(await messages.receive()).data for _ in range(30)] == list(range(30))
+            with trio.fail_after(60):
+                assert [(await messages.receive()).data for _ in range(30)] == list(range(30))
         assert await queen.queue("q").pop(group="g") == []
 
 
