@@ -18,6 +18,7 @@ from .actors.clock import RandomIds, TrioClock
 from .actors.coordinator import Coordinator
 from .actors.core import Core, Draft
 from .actors.counts import Counts
+from .actors.ephemeral import Ephemeral
 from .actors.groups import Groups
 from .actors.kv import Keys
 from .actors.letters import Letters
@@ -80,6 +81,7 @@ class Broker:
         self._views = Views(core, self._producers)
         self._letters = Letters(core, self._producers)
         self.streams = Streams(core, self._producers)
+        self.ephemeral = Ephemeral(clock, ids)
         self.overview = Overview(core, self._producers)
         self.arrivals = Arrivals(core)
         self.reads = Reads(core, self._producers, self.arrivals)
@@ -346,7 +348,7 @@ class Broker:
         while True:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(core.store.maintain, self._upkeep.evict)
-                for work in (self._pops.ready, self._keys, self._timers, self._upkeep, self._retention):
+                for work in (self._pops.ready, self._keys, self._timers, self._upkeep, self._retention, self.ephemeral):
                     nursery.start_soon(work.run)
                 if core.log.full:
                     await core.log.probe()
@@ -377,6 +379,7 @@ class Broker:
     def drain(self) -> None:
         """The broker is about to stop: parked pops answer now, and nothing new is parked."""
         self._pops.close()
+        self.ephemeral.close()
 
     async def close(self) -> None:
         """Commit what is pending; nothing is taken in after that. The store is let go of when `run` has ended."""

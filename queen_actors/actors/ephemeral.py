@@ -10,58 +10,27 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import trio
-from msgspec import Struct
 
 from queen_actors import limits
-from queen_actors.domain.ephemeral import Delivery, Depth, Drops, EphemeralQueue, Options
+from queen_actors.domain.ephemeral import (
+    Delivery,
+    Depth,
+    Drops,
+    EphemeralAck,
+    EphemeralMessage,
+    EphemeralPop,
+    EphemeralQueue,
+    EphemeralView,
+    Options,
+)
 from queen_actors.errors import Overloaded, Unavailable
 from queen_actors.ports import Clock, Ids
-from queen_actors.values import QUEUE_MODE, SECOND
+from queen_actors.values import SECOND
 
 from .agenda import Agenda
 from .queue import Lines, Waiter
 
 IDLE = limits.EPHEMERAL_IDLE_SECONDS * SECOND
-
-
-class EphemeralPop(Struct, frozen=True):
-    """`wait` in microseconds, 0 answers at once; `partition` None takes from all of them in turn."""
-
-    queue: str
-    partition: str | None = None
-    group: str = QUEUE_MODE
-    batch: int = 1
-    wait: int = 0
-    auto_ack: bool = False
-
-
-class EphemeralAck(Struct, frozen=True):
-    """One acknowledgment by a message's id; not `completed` sends it round again."""
-
-    id: str
-    completed: bool
-
-
-class EphemeralMessage(Struct, frozen=True):
-    """A delivered message; `attempts` were made before."""
-
-    id: str
-    partition: str
-    attempts: int
-    payload: bytes
-
-
-class EphemeralView(Struct, frozen=True):
-    """One queue with its counts."""
-
-    queue: str
-    declared: bool
-    length: int
-    bytes: int
-    partitions: int
-    groups: int
-    drops: Drops
-    options: Options
 
 
 class Ephemeral:
@@ -238,7 +207,7 @@ class Ephemeral:
             self._make_room(limits.EPHEMERAL_QUEUE_COST, now, None)
             queue = self._queues[name] = EphemeralQueue(name, now)
             self._cost += queue.cost
-            for group in self._lines[name].groups if name in self._lines else ():
+            for group in list(self._lines[name].groups)[: limits.EPHEMERAL_GROUPS] if name in self._lines else ():
                 queue.join(group)
             self._plan(queue)
         self._touch(queue, now)

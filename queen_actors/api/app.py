@@ -82,6 +82,8 @@ class Api:
                 return await route.handler(call)
             finally:
                 self._polls.discard(scope)
+        if route.let_go is not None:
+            return route.let_go(call)
         if b"conflation=true" in call.request.query:  # whose clients read a 204 as "this broker cannot conflate"
             raise Unavailable("the broker is stopping", code="stopping")
         return NO_CONTENT

@@ -50,7 +50,8 @@ Handler = Callable[[Call], Awaitable[Reply]]
 
 class Route(Struct, frozen=True):
     """`pattern`: `:name` is one piece between slashes, `*name` any number of them. `family` names whose error shape
-    the route has; `waits`: a long poll, which has its own deadline and is let go when the server stops."""
+    the route has; `waits`: a long poll, which has its own deadline and is let go when the server stops, with what
+    `let_go` gives, or else with a 204."""
 
     method: str
     pattern: str
@@ -58,3 +59,4 @@ class Route(Struct, frozen=True):
     access: Access
     family: str | None = None
     waits: bool = False
+    let_go: Callable[[Call], Reply] | None = None

@@ -51,6 +51,6 @@ def _body(error: QueenError, family: str | None) -> bytes:
             code, reason = f"{prefix}_unavailable", f"{prefix}_{_REASONS.get(error.code, 'retry')}"
     if reason is not None:
         return encode({"error": code, "reason": reason, "detail": error.detail})
-    if isinstance(error, NotFound):
+    if isinstance(error, NotFound) and code == NotFound.code:
         return encode({"error": error.detail})
     return encode({"error": error.detail, "code": code})

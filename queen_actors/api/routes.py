@@ -13,6 +13,7 @@ from queen_actors.wire.frames import unescape
 
 from . import (
     ack,
+    ephemeral,
     groups,
     health,
     kv,
@@ -48,6 +49,7 @@ TABLE: tuple[Route, ...] = (
     *metrics.ROUTES,
     *socket.ROUTES,
     *streams.ROUTES,
+    *ephemeral.ROUTES,
 )
 """In order: of two that match, the first one is meant."""
 

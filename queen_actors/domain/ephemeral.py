@@ -49,6 +49,46 @@ class Drops(Struct):
     retry: int = 0
 
 
+class EphemeralPop(Struct, frozen=True):
+    """`wait` in microseconds, 0 answers at once; `partition` None takes from all of them in turn."""
+
+    queue: str
+    partition: str | None = None
+    group: str = QUEUE_MODE
+    batch: int = 1
+    wait: int = 0
+    auto_ack: bool = False
+
+
+class EphemeralAck(Struct, frozen=True):
+    """One acknowledgment by a message's id; not `completed` sends it round again."""
+
+    id: str
+    completed: bool
+
+
+class EphemeralMessage(Struct, frozen=True):
+    """A delivered message; `attempts` were made before."""
+
+    id: str
+    partition: str
+    attempts: int
+    payload: bytes
+
+
+class EphemeralView(Struct, frozen=True):
+    """One queue with its counts."""
+
+    queue: str
+    declared: bool
+    length: int
+    bytes: int
+    partitions: int
+    groups: int
+    drops: Drops
+    options: Options
+
+
 class PartitionDepth(Struct, frozen=True):
     partition: str
     pending: int
