@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import trio
 from msgspec import Struct
@@ -15,7 +15,7 @@ from queen_actors.domain.effects import CursorPut, DeadLetterPut, GroupPut, Reco
 from queen_actors.domain.partition import PartitionState
 from queen_actors.domain.queue import QueueState, first_wanted, registration
 from queen_actors.errors import StorageFull
-from queen_actors.values import QUEUE_MODE, SECOND
+from queen_actors.values import MILLISECOND, QUEUE_MODE, SECOND
 
 from .acks import Acks
 from .core import Core, Draft
@@ -43,11 +43,14 @@ _Wanted = _Load | _Locate
 
 
 class _Call(Struct):
-    """One pop under way: since when it asks, what it has had loaded by partition (and whether it has), its place in the
-    line, and whether it owes a wake-up."""
+    """One pop under way: since when it asks, and until when it may; until when it waits for a fuller batch; what it has
+    had loaded by partition (and whether it has), its place in the line, and whether it owes a wake-up."""
 
     request: PopRequest
     since: int
+    began: float
+    deadline: float
+    held: float | None
     records: dict[int, tuple[int, tuple[Record, ...]]]
     starts: dict[int, int]
     loaded: bool = False
@@ -65,6 +68,10 @@ class _Budget(Struct):
     @property
     def spent(self) -> bool:
         return self.partitions <= 0 or self.messages <= 0 or self.size <= 0
+
+    def full(self, *, conflating: bool) -> bool:
+        """No later message would fit in: more partitions only matter to a group that takes one message of each."""
+        return self.messages <= 0 or self.size <= 0 or (conflating and self.partitions <= 0)
 
     def take(self, messages: int, size: int) -> None:
         self.partitions -= 1
@@ -84,9 +91,13 @@ class Pops:
         self._rounds = 0
 
     async def pop(self, request: PopRequest) -> PopReply:
-        """Claim messages, waiting up to `request.wait` for some. A caller who is cancelled holds no lease."""
-        deadline = trio.current_time() + request.wait / SECOND
-        call = _Call(request, self._core.clock.now(), {}, {})
+        """Claim messages, waiting up to `request.wait` for some. A caller who is cancelled holds no lease.
+
+        A pop that waits, and that finds less than it may take, is held until `minPopWaitTime` of the queue after it
+        began (of several queues the longest), so that one answer carries more; never beyond its own wait.
+        """
+        began = trio.current_time()
+        call = _Call(request, self._core.clock.now(), began, began + request.wait / SECOND, None, {}, {})
         try:
             while True:
                 await self._core.turn()
@@ -95,10 +106,14 @@ class Pops:
                     await self._fetch(found, call)
                 elif found is None:
                     continue
-                elif found.claims or self._over(deadline):
+                elif call.held is not None:
+                    await self._park(call, call.held)
+                    if self._closing:
+                        return replace(found, lease_id="", claims=())
+                elif found.claims or self._over(call.deadline):
                     return await self._deliver(found)
                 else:
-                    await self._park(call, deadline)
+                    await self._park(call, call.deadline)
         except BaseException:
             if call.woken:  # it made no use of its wake-up: let the next one look
                 self._pass_on(request)
@@ -146,7 +161,8 @@ class Pops:
                 await call.waiter.event.wait()
         finally:
             waiters.step_out(call.waiter)
-            call.woken = call.waiter.event.is_set()
+            # one that is held knows of messages: when it goes, the next in line may have them
+            call.woken = call.waiter.event.is_set() or call.held is not None
         call.records.clear()
         call.starts.clear()
         call.loaded = False
@@ -172,6 +188,7 @@ class Pops:
         limit), and is to be made again.
         """
         request, core = call.request, self._core
+        call.held = None
         draft = Draft(core)
         lease_id = "" if request.auto_ack else core.ids.uuid(draft.now)
         budget = _Budget(request.partitions or 1, request.batch, limits.POP_BYTES)
@@ -193,6 +210,10 @@ class Pops:
             request.conflation and conflating,
             request.conflation and not conflating,
         )
+        if claims and not budget.full(conflating=conflating):
+            call.held = self._hold(call, claims)
+            if call.held is not None:
+                return reply
         try:
             core.commit(draft)
         except StorageFull:
@@ -207,6 +228,15 @@ class Pops:
         elif any(isinstance(effect, DeadLetterPut) for effect in draft.effects):
             return None
         return reply
+
+    def _hold(self, call: _Call, claims: Sequence[Claim]) -> float | None:
+        """Until when the pop waits for a fuller batch instead of making these claims; None when it makes them now."""
+        if not call.request.wait:
+            return None
+        queues = (self._core.directory.queues.get(claim.queue) for claim in claims)
+        pause = max((queue.options.min_pop_wait_ms for queue in queues if queue is not None), default=0)
+        until = min(call.began + pause * MILLISECOND / SECOND, call.deadline)
+        return None if self._over(until) else until
 
     def _consumed(self, draft: Draft, request: PopRequest) -> list[QueueState]:
         """The queues that this try looks at: by discovery, each time with another one first."""
