@@ -20,7 +20,7 @@ from queen_actors.api import Api, Reply, Request
 from queen_actors.api.errors import error_reply
 from queen_actors.api.messages import value_reply
 from queen_actors.config import Settings
-from queen_actors.errors import Overloaded
+from queen_actors.errors import Overloaded, QueenError, TooLarge
 
 access = logging.getLogger("queen_actors.access")
 
@@ -45,7 +45,7 @@ class Web:
             await self._refuse_websocket(receive, send)
 
     async def _serve(self, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        exchange = _Exchange(self, receive, send)
+        exchange = _Exchange(self, scope, receive, send)
         try:
             # Quart gets one path for all: which one it is is read from `raw_path`, and an odd one cannot hurt it
             await self._quart({**scope, "path": "/"}, exchange.receive, exchange.send)
@@ -64,8 +64,7 @@ class Web:
         try:
             body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
         except RequestEntityTooLarge:
-            detail = f"a body takes at most {limits.BODY_BYTES} bytes"
-            return _response(value_reply({"error": detail, "code": "payload_too_large"}, 413))
+            return _response(error_reply(body_too_large()))
         except RequestTimeout:
             detail = f"the body did not arrive within {limits.HTTP_BODY_SECONDS:g} s"
             return _response(value_reply({"error": detail, "code": "timeout"}, 408))
@@ -93,40 +92,72 @@ class Web:
 class _Exchange:
     """One request's events, between hypercorn and quart."""
 
-    def __init__(self, web: Web, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+    def __init__(self, web: Web, scope: HTTPScope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         self.body_bytes = 0
         self._web = web
+        self._closes = scope["http_version"] < "2"  # where a header says that the connection ends with this response
         self._receive = receive
         self._send = send
+        self._complete = False
+        self._started = False
         self._last: ASGISendEvent | None = None
-        self._full = False
+        self._refusal: QueenError | None = None
 
     async def receive(self) -> ASGIReceiveEvent:
+        """The next event; a body that becomes too much is the end of quart's part (newer ones keep what they get until
+        it is complete, whatever its length)."""
         event = await self._receive()
         if event["type"] == "http.request":
+            self._complete = not event["more_body"]
             self.body_bytes += len(event["body"])
-            if not self._web.take(len(event["body"])):
-                self._full = True
-                return {"type": "http.disconnect"}  # which ends quart's part in it
+            room = self._web.take(len(event["body"]))
+            if self.body_bytes > limits.BODY_BYTES:
+                self._refusal = body_too_large()
+            elif not room:
+                self._refusal = Overloaded("too much is being received; send it again")
+            if self._refusal is not None:
+                return {"type": "http.disconnect"}
         return event
 
     async def send(self, event: ASGISendEvent) -> None:
         """The end of the response waits for `finish`: hypercorn ends the request with it, which makes quart cancel
         itself in the middle of hypercorn's work, and the connection's keep-alive timer would never be started."""
+        self._started = True
         if event["type"] == "http.response.body" and not event["more_body"]:
             self._last = event
         else:
             await self._send(event)
 
     async def finish(self) -> None:
-        if self._full:
-            reply = error_reply(Overloaded("too much is being received; send it again"))
+        if self._complete and self._last is not None:
+            await self._send(self._last)
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._discard)
+            await self._respond()
+            nursery.cancel_scope.cancel()
+
+    async def _discard(self) -> None:
+        """Take what still comes of the body: hypercorn's reader hands it over, and would wait for that for ever, and
+        the end of the response with it."""
+        while True:
+            await self._receive()
+
+    async def _respond(self) -> None:
+        if self._last is not None:
+            await self._send(self._last)
+        elif self._refusal is not None and not self._started:
+            reply = error_reply(self._refusal)
             headers = [(name.encode(), value.encode()) for name, value in reply.headers.items()]
-            headers += [(b"content-length", b"%d" % len(reply.body)), (b"connection", b"close")]
+            headers.append((b"content-length", b"%d" % len(reply.body)))
+            if self._closes:
+                headers.append((b"connection", b"close"))
             await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
             await self._send({"type": "http.response.body", "body": reply.body, "more_body": False})
-        elif self._last is not None:
-            await self._send(self._last)
+
+
+def body_too_large() -> TooLarge:
+    return TooLarge(f"a body takes at most {limits.BODY_BYTES} bytes", code="payload_too_large")
 
 
 def _origin_form(target: bytes) -> bytes:
