@@ -175,6 +175,8 @@ class Subscription:
         """There is more credit. A pop that waits asked for as much as there was; when it would ask for twice as much
         now, it asks again, so that a partition is not leased for the sake of the one message there was credit for."""
         self._credit_came.unpark_all()
+        if self.terms.auto_ack:  # which leases nothing, and must not be disturbed once it has committed
+            return
         if 0 < self._asked <= min(self.terms.batch, self._credit - self._unsettled) // 2:
             self._asking.cancel()
 
