@@ -248,10 +248,11 @@ class Subscription:
             return
         now = self._broker.clock.now()
         seconds = min(self._request.lease, lease.until - now) // SECOND
-        lease.capped = now + self._request.lease >= lease.until
-        if now + seconds * SECOND > lease.expires:
-            lease.expires = now + seconds * SECOND
+        expires, capped = now + seconds * SECOND, now + self._request.lease >= lease.until
+        if expires > lease.expires:
             await self._broker.extend(lease_id, seconds)
+            lease.expires = expires
+        lease.capped = capped
 
     async def close(self) -> None:
         """Give back what is leased, without a charge; nothing is delivered or told any more."""
