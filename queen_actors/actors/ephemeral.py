@@ -223,8 +223,10 @@ class Ephemeral:
             raise Overloaded(
                 f"{limits.EPHEMERAL_GROUPS} groups of one ephemeral queue is the most", code="ephemeral_too_many_groups"
             )
-        self._settled(queue, now)
+        before = queue.cost
+        self._settle(queue, now)
         queue.join(request.group)
+        self._changed(queue, before)
         return queue
 
     def _take(self, queue: EphemeralQueue, request: EphemeralPop, now: int) -> list[EphemeralMessage]:
