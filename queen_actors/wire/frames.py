@@ -1,7 +1,7 @@
 """What every route's parser and renderer shares: JSON bodies, names, scalars and instants.
 
 A body must be UTF-8, and its JSON must be correct throughout, also inside a payload that is kept as text: an escape of
-half a surrogate pair is refused, and so is what is nested deeper than the decoder's stack (about 900 levels).
+half a surrogate pair is refused, and so is what is nested deeper than the decoder's stack (hundreds of levels pass).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _DIGITS = re.compile(r"[0-9]{1,19}\Z")
 _NUMBER = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,5})?\Z")
 _EMPTY = (b"", b"{}", b"[]", b"null")
 _QUERY_FIELDS = 64  # the longest query of a client has 13
+_MIN_INSTANT = -30_610_224_000_000_000  # the year 1000: earlier ones are not spelled with four digits
 _INT64 = (1 << 63) - 1
 
 
@@ -258,9 +259,13 @@ def query_bool(query: Mapping[str, str], name: str, default: bool = False) -> bo
 
 def offset_time(at: int) -> str:
     """The KV and lock spelling of an instant; what lies beyond the year 9999 is spelled as its end."""
-    return iso_offset(min(at, MAX_INSTANT))
+    return iso_offset(_date(at))
 
 
 def zulu_time(at: int) -> str:
     """The messaging and timer spelling of an instant."""
-    return iso_zulu(min(at, MAX_INSTANT))
+    return iso_zulu(_date(at))
+
+
+def _date(at: int) -> int:
+    return max(_MIN_INSTANT, min(at, MAX_INSTANT))

@@ -345,6 +345,8 @@ def test_timestamps_trim_their_fraction() -> None:
     got = shown(render_kv([GetResult("k", row)]))["results"][0]
     assert got["updatedAt"] == "2026-12-06T14:21:59+00:00"
     assert got["expiresAt"] == "9999-12-31T23:59:59.999999+00:00"
+    early = shown(render_kv([GetResult("k", Row(b"1", 1, None, at, -(2**62)))]))["results"][0]
+    assert early["updatedAt"] == "1000-01-01T00:00:00+00:00"
     got = shown(render_kv([GetResult("k", Row(b"1", 1, None, at, at))]))["results"][0]
     assert (got["updatedAt"], got["expiresAt"]) == ("2026-12-06T14:21:59.33695+00:00", None)
 
