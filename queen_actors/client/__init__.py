@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .ephemeral import Ephemeral, EphemeralMessage
 from .errors import (
     AnswerTimeout,
     ConnectionFailed,
@@ -39,6 +40,8 @@ __all__ = [
     "AnswerTimeout",
     "ConnectionFailed",
     "DeadLetters",
+    "Ephemeral",
+    "EphemeralMessage",
     "Kv",
     "KvResult",
     "KvResults",

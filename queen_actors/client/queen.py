@@ -13,6 +13,7 @@ from queen_actors.errors import Unavailable
 from .admin import Admin
 from .durations import Duration
 from .encoding import segment
+from .ephemeral import Ephemeral
 from .kv import Kv
 from .lock import Held, Lock, OnLost
 from .locks import Locks
@@ -31,8 +32,8 @@ LEAVE_SECONDS = 3.0  # how long leaving may take to release what is held; the pe
 class Queen:
     """What `open_broker()` and `connect()` give. Every call may be made from any task of the same Trio run.
 
-    `kv`, `locks`, `timers` and `admin` are the families of calls; `queue`, `lock`, `semaphore`, `timer` and
-    `transaction` start something.
+    `kv`, `locks`, `timers`, `ephemeral` and `admin` are the families of calls; `queue`, `lock`, `semaphore`, `timer`
+    and `transaction` start something.
     """
 
     def __init__(self, transport: Transport, nursery: trio.Nursery) -> None:
@@ -40,6 +41,7 @@ class Queen:
         self.kv = Kv(self.caller)
         self.locks = Locks(self.caller)
         self.timers = Timers(self.caller)
+        self.ephemeral = Ephemeral(self.caller)
         self.admin = Admin(self.caller)
         self._held = Held(self.start, transport.retry.poll)
         self._nursery = nursery

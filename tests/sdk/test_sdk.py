@@ -10,7 +10,7 @@ import pytest
 from sdk_kit import Play
 from server_process import ServerProcess
 
-MODULES = ("seed_page", "vectors", "readme", "readme_more", "errors_seen")
+MODULES = ("seed_page", "vectors", "readme", "readme_more", "errors_seen", "ephemeral_queues")
 
 
 def scenarios() -> Iterator[tuple[str, str]]:
