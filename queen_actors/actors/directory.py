@@ -282,7 +282,7 @@ class Directory:
     def recent(self, messages: Sequence[fx.Recent]) -> None:
         for message in messages:
             partition = self.partition(message.pid)
-            if partition is not None and message.offset >= partition.log_start:
+            if partition is not None:
                 partition.restore_recent(message)
 
     def entry(self, entry: fx.Entry) -> None:

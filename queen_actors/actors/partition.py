@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from msgspec.structs import replace
@@ -65,8 +65,8 @@ class Producers:
 
     async def read(self, partition: PartitionState, first: int, count: int, max_bytes: int) -> tuple[Record, ...]:
         """Up to `count` messages from `first` on, from memory or from the store; empty when there are none."""
-        first = max(first, partition.log_start)
         last = min(first + count, partition.next_offset) - 1
+        first = max(first, partition.log_start)
         if last < first:
             return ()
         found = partition.in_memory(first, last - first + 1, max_bytes)
@@ -91,7 +91,7 @@ class Producers:
             return await self._core.store.find(pid, txn)
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _reading(self) -> Generator[None]:
         """The store is closed for a moment while the state is read again: no fault, and the call may be repeated."""
         try:
             yield

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec.structs import replace
-
-from queen_actors.domain.cursor import released
-from queen_actors.domain.effects import Appended, CursorPut, Effect, PartitionPut, QueueDropped, QueueOptions, QueuePut
+from queen_actors.domain.cursor import overtaken
+from queen_actors.domain.effects import Appended, Effect, PartitionPut, QueueDropped, QueueOptions, QueuePut
 from queen_actors.domain.partition import PartitionState
 from queen_actors.errors import QueenError
 from queen_actors.values import SECOND
@@ -141,10 +139,4 @@ def _cut(partition: PartitionState, start: int) -> Iterator[Effect]:
     yield PartitionPut(partition.pid, partition.qid, partition.name, partition.created_at, start)
     for cursor in partition.cursors.values():
         if cursor.committed < start - 1:
-            yield _moved(cursor, start - 1)
-
-
-def _moved(cursor: CursorPut, committed: int) -> CursorPut:
-    if cursor.lease_id and cursor.batch_end <= committed:
-        cursor = released(cursor)
-    return replace(cursor, committed=committed)
+            yield overtaken(cursor, start - 1)

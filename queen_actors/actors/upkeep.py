@@ -95,7 +95,7 @@ class Upkeep:
             partition = directory.active.get(pid)
             if partition is not None:
                 self._prune_one(partition)
-                if partition.window:
+                if partition.remembers:
                     self._windows[pid] = now + PRUNE_SECONDS
 
     def _prune_one(self, partition: PartitionState) -> None:

@@ -128,6 +128,14 @@ def withdrawn(cursor: CursorPut) -> CursorPut:
     return replace(released(cursor), attempts=max(cursor.attempts - 1, 0))
 
 
+def overtaken(cursor: CursorPut, committed: int) -> CursorPut:
+    """Moved on by retention (21): what is gone counts as finished, so that a late ack of it is none that fails. A lease
+    of which nothing is left is settled; one of which something is left goes on with that."""
+    if cursor.lease_id and cursor.batch_end <= committed:
+        return _settled(cursor, committed, 0)
+    return replace(cursor, committed=committed, marker=committed + 1 if cursor.lease_id else cursor.marker)
+
+
 def sought(cursor: CursorPut, committed: int) -> CursorPut:
     """Moved by a seek: a live lease is dropped, and every count starts afresh (section 10)."""
     return fresh(cursor.pid, cursor.group, committed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 
 import msgspec
 from msgspec import Struct
@@ -55,6 +56,8 @@ class PartitionState:
 
     `window` covers the offsets `base` .. `next_offset - 1`: a `Record` where the payload is in memory, a `Recent`
     where it lies in a segment. Offsets from `log_start` up to `base` lie in segments and have left the window.
+    `removed` has the entries of messages that retention took before their time in the index was over: nobody can read
+    them, and a repeated push or a late ack still finds them.
     """
 
     __slots__ = (
@@ -67,6 +70,7 @@ class PartitionState:
         "next_offset",
         "pid",
         "qid",
+        "removed",
         "txns",
         "window",
     )
@@ -81,6 +85,7 @@ class PartitionState:
         self.last_ts = 0
         self.base = log_start
         self.window: list[Record | Recent] = []
+        self.removed: dict[int, Recent] = {}
         self.txns: dict[str, int] = {}
         self.cursors: dict[str, CursorPut] = {}
 
@@ -92,9 +97,14 @@ class PartitionState:
         return self.window[place] if 0 <= place < len(self.window) else None
 
     def known(self, txn: str) -> Record | Recent | None:
-        """The latest message of this transaction id that the window remembers."""
+        """The latest message of this transaction id that is remembered, also one that retention has removed."""
         offset = self.txns.get(txn)
-        return None if offset is None else self.entry(offset)
+        return None if offset is None else self.entry(offset) or self.removed.get(offset)
+
+    @property
+    def remembers(self) -> bool:
+        """Is there an index entry that `prune` may forget in time?"""
+        return bool(self.window or self.removed)
 
     def resolve(self, txn: str, committed: int, end: int | None, leased: Mapping[str, int]) -> int | None:
         """The offset that an ack of `txn` means. A message inside `(committed, end]`, the leased span, comes first.
@@ -179,10 +189,13 @@ class PartitionState:
         self.cursors.pop(group, None)
 
     def cut(self, log_start: int) -> None:
-        """Apply a `PartitionPut` that moved the start: what lies below it is forgotten."""
+        """Apply a `PartitionPut` that moved the start: what lies below it is gone, but for its index entries."""
         self.log_start = log_start
         self.next_offset = max(self.next_offset, log_start)
-        self._forget(log_start)
+        gone = self.window[: max(log_start - self.base, 0)]
+        self.removed.update((record.offset, _recent(self.pid, record)) for record in gone)
+        del self.window[: len(gone)]
+        self.base += len(gone)
         if not self.window:
             self.base = max(self.base, log_start)
 
@@ -196,10 +209,14 @@ class PartitionState:
             self.base = self.next_offset
 
     def restore_recent(self, message: Recent) -> None:
-        """A sealed message that is still inside its window; they come in offset order and end at the last one."""
-        if not self.window:
-            self.base = message.offset
-        self.window.append(message)
+        """A sealed message that is still inside its window; they come in offset order. Those from `log_start` on end
+        at the last message and have no gap."""
+        if message.offset < self.log_start:
+            self.removed[message.offset] = message
+        else:
+            if not self.window:
+                self.base = message.offset
+            self.window.append(message)
         self.txns[message.txn] = message.offset
 
     def evict(self, first: int, last: int) -> int:
@@ -209,27 +226,20 @@ class PartitionState:
             record = self.window[place]
             if isinstance(record, Record):
                 freed += len(record.payload)
-                self.window[place] = Recent(self.pid, record.offset, record.ts, record.txn, record.id)
+                self.window[place] = _recent(self.pid, record)
         return freed
 
     def prune(self, since: int) -> None:
-        """Forget the index entries of sealed messages appended before `since`."""
-        end = 0
-        for record in self.window:
-            if isinstance(record, Record) or record.ts >= since:
-                break
-            end += 1
-        self._forget(self.base + end)
-
-    def _forget(self, below: int) -> None:
-        count = min(below - self.base, len(self.window))
-        if count <= 0:
-            return
-        for record in self.window[:count]:
+        """Forget the index entries of sealed and of removed messages that were appended before `since`."""
+        outdated = list(takewhile(lambda message: message.ts < since, self.removed.values()))
+        for message in outdated:
+            del self.removed[message.offset]
+        sealed = list(takewhile(lambda r: isinstance(r, Recent) and r.ts < since, self.window))
+        del self.window[: len(sealed)]
+        self.base += len(sealed)
+        for record in (*outdated, *sealed):
             if self.txns.get(record.txn) == record.offset:
                 del self.txns[record.txn]
-        del self.window[:count]
-        self.base += count
 
     @property
     def idle(self) -> bool:
@@ -239,16 +249,20 @@ class PartitionState:
     def pack(self) -> bytes:
         """The whole state in as few bytes as it takes; only of an `idle` one."""
         recent = [(r.ts, r.txn, r.id) for r in self.window]
+        removed = [(r.offset, r.ts, r.txn, r.id) for r in self.removed.values()]
         cursors = list(self.cursors.values())
         head = (self.qid, self.name, self.created_at, self.log_start, self.next_offset, self.last_ts)
-        return _packer.encode((*head, self.base, recent, cursors))
+        return _packer.encode((*head, self.base, recent, removed, cursors))
 
     @classmethod
     def unpack(cls, pid: int, packed: bytes) -> PartitionState:
         """The inverse of `pack`."""
-        qid, name, created_at, log_start, next_offset, last_ts, base, recent, cursors = _unpacker.decode(packed)
-        self = cls(pid, qid, name, created_at, log_start)
+        qid, name, created, log_start, next_offset, last_ts, base, recent, removed, cursors = _unpacker.decode(packed)
+        self = cls(pid, qid, name, created, log_start)
         self.next_offset, self.last_ts, self.base = next_offset, last_ts, base
+        for offset, ts, txn, mid in removed:
+            self.removed[offset] = Recent(pid, offset, ts, txn, mid)
+            self.txns[txn] = offset
         for place, (ts, txn, mid) in enumerate(recent):
             self.window.append(Recent(pid, base + place, ts, txn, mid))
             self.txns[txn] = base + place
@@ -256,6 +270,12 @@ class PartitionState:
         return self
 
 
+def _recent(pid: int, record: Record | Recent) -> Recent:
+    return Recent(pid, record.offset, record.ts, record.txn, record.id) if isinstance(record, Record) else record
+
+
 _packer = msgspec.msgpack.Encoder()
-_Packed = tuple[int, str, int, int, int, int, int, list[tuple[int, str, str]], list[CursorPut]]
+_Index = list[tuple[int, str, str]]
+_Removed = list[tuple[int, int, str, str]]
+_Packed = tuple[int, str, int, int, int, int, int, _Index, _Removed, list[CursorPut]]
 _unpacker: msgspec.msgpack.Decoder[_Packed] = msgspec.msgpack.Decoder(_Packed)

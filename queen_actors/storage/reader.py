@@ -93,11 +93,10 @@ def read_runs(
         pace.give_way()
 
 
-def read_recent(connection: duckdb.DuckDBPyConnection, alias: str, since: int) -> Iterator[list[Recent]]:
-    """The messages of an attached segment from this instant on, some at a time."""
-    cursor = connection.execute(
-        f'SELECT pid, "offset", ts, txn, id FROM {duck.name(alias)}.messages WHERE ts >= ? ORDER BY rowid', [since]
-    )
+def read_recent(connection: duckdb.DuckDBPyConnection, source: str, since: int) -> Iterator[list[Recent]]:
+    """The rows of an attached table that has the columns of `schema.RECENT`, from this instant on, some at a time."""
+    columns = schema.names(schema.RECENT)
+    cursor = connection.execute(f'SELECT {columns} FROM {source} WHERE ts >= ? ORDER BY pid, "offset"', [since])
     while rows := cursor.fetchmany(CHUNK):
         yield [Recent(*row) for row in rows]
 

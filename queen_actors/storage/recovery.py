@@ -188,10 +188,21 @@ class SealedLog:
             self._detach_behind(segment)
 
     def recent(self, since: int) -> Iterator[list[Recent]]:
-        """The sealed messages from this instant on, each partition's in offset order."""
+        """The sealed messages from this instant on, each partition's in offset order: first those that the snapshot
+        remembers, because retention had removed them; a segment may have them still."""
+        removed = ""
+        if self._found.snapshot is not None:
+            snapshot = self._attach(self._found.snapshot.path)
+            yield from read_recent(self._connected, f"{snapshot}.recent", since)
+            self._connected.execute(
+                "CREATE OR REPLACE TEMP TABLE removed AS "
+                f"SELECT pid, log_start FROM {snapshot}.partitions WHERE log_start > 0"
+            )
+            removed = 'ANTI JOIN removed ON removed.pid = m.pid AND m."offset" < removed.log_start'
         for index in self.index:
             if index.last_ts >= since:
-                yield from read_recent(self._connected, self._attach(index.segment.path), since)
+                segment = self._attach(index.segment.path)
+                yield from read_recent(self._connected, f"(SELECT m.* FROM {segment}.messages m {removed})", since)
                 self._detach_behind(index.segment)
 
     def close(self) -> None:

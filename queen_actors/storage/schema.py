@@ -175,6 +175,15 @@ RUNS = tuple(Column(name, "BIGINT") for name in ("pid", "first", "last", "start"
 """Offsets `first`..`last` of a partition lie in the rows `start`, `start + 1`, ... of `messages`."""
 HELD = (Column("first", "BIGINT"), Column("last", "BIGINT"), Column("live", "BIGINT"))
 """In a snapshot: each segment behind it, and how many of its messages are still above their partition's log_start."""
+RECENT = (
+    Column("pid", "BIGINT"),
+    Column("offset", "BIGINT"),
+    Column("ts", "BIGINT"),
+    Column("txn", "VARCHAR"),
+    Column("id", "VARCHAR"),
+)
+"""In a snapshot: the index entries of messages that lie below their partition's log_start, and so may be in no segment
+any more, but are still inside their queue's window."""
 META = (
     Column("first", "BIGINT"),
     Column("last", "BIGINT"),
@@ -195,8 +204,17 @@ SEGMENT_TABLES: dict[str, tuple[Column, ...]] = {
     "runs": RUNS,
     **{table.name: table.segment_columns for table in TABLES},
 }
-SNAPSHOT_TABLES: dict[str, tuple[Column, ...]] = {**{table.name: table.columns for table in TABLES}, "segments": HELD}
+SNAPSHOT_TABLES: dict[str, tuple[Column, ...]] = {
+    **{table.name: table.columns for table in TABLES},
+    "segments": HELD,
+    "recent": RECENT,
+}
 
 FINGERPRINT = zlib.crc32(
-    repr([(kind, [tuple(column) for column in columns]) for kind, columns in SEGMENT_TABLES.items()]).encode()
+    repr(
+        [
+            (kind, [tuple(column) for column in columns])
+            for kind, columns in (*SEGMENT_TABLES.items(), *SNAPSHOT_TABLES.items())
+        ]
+    ).encode()
 )

@@ -4,6 +4,9 @@ A snapshot's row is the last effect of its thing among the segments since the sn
 snapshot's own row. What was dropped falls away, and with a queue what belonged to it: its partitions and groups,
 their cursors and traces, its dead letters, and its streaming queries. A query's state rows fall with the query, with
 its reset, and with their partition.
+
+Beside the state stand the index entries of messages that retention has removed and that are still inside their queue's
+window: a repeated push answers `duplicate`, and a late ack is one, also when the segment they lay in is gone.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from collections.abc import Sequence
 import duckdb
 
 from queen_actors import limits
-from queen_actors.domain.effects import Counters
+from queen_actors.domain.effects import Counters, QueuePut
+from queen_actors.domain.partition import window_of
 
 from . import duck, faultpoints, schema, segments
 from .directory import DataDirectory, SegmentFile, SnapshotFile
@@ -61,7 +65,8 @@ def build(
             query, key = source.current(table, newest.instant), ", ".join(map(duck.name, table.key))
             connection.execute(f"INSERT INTO {alias}.{table.name} {query} ORDER BY {key}")
             pace.give_way()
-        held = [(*segment[:2], _live(connection, alias, segment)) for segment in (*behind, *since)]
+        removed = _Removed(connection, alias, source.snapshot, newest.instant)
+        held = [(*segment[:2], _visit(connection, alias, segment, removed)) for segment in (*behind, *since)]
         segments.append(connection, f"{alias}.segments", held, pace)
         return {"segments": len(held)}
 
@@ -79,8 +84,52 @@ def _counters(counters: Counters) -> tuple[int, int, int]:
     return counters.version, counters.pid, counters.qid
 
 
-def _live(connection: duckdb.DuckDBPyConnection, snapshot: str, segment: SegmentFile) -> int:
-    """How many of the segment's messages are at or above the log_start of a partition that the snapshot still has."""
+class _Removed:
+    """Fills a snapshot's table `recent`: with what the snapshot before it had, and with what was removed since."""
+
+    def __init__(
+        self, connection: duckdb.DuckDBPyConnection, snapshot: str, previous: str | None, instant: int
+    ) -> None:
+        self._connection = connection
+        self._snapshot = snapshot
+        queues = connection.execute(f"SELECT {schema.names(schema.QUEUES.columns)} FROM {snapshot}.queues").fetchall()
+        puts = [schema.QUEUES.put_effect(row) for row in queues]
+        windows = [(put.qid, instant - window_of(put.options)) for put in puts if isinstance(put, QueuePut)]
+        connection.execute("CREATE OR REPLACE TABLE memory.internal.windows (qid BIGINT, since BIGINT)")
+        if windows:
+            connection.executemany("INSERT INTO memory.internal.windows VALUES (?, ?)", windows)
+        before = "SELECT NULL::BIGINT AS pid, 0 AS log_start WHERE false"
+        if previous is not None:
+            before = f"SELECT pid, log_start FROM {previous}.partitions WHERE log_start > 0"
+            still = f"JOIN {snapshot}.partitions p USING (pid) JOIN memory.internal.windows w USING (qid)"
+            self._add(f"{previous}.recent m {still}")
+        connection.execute(
+            f"""
+            CREATE OR REPLACE TABLE memory.internal.moved AS
+            SELECT pid, since, coalesce(b.log_start, 0) AS first, p.log_start - 1 AS last
+            FROM {snapshot}.partitions p JOIN memory.internal.windows USING (qid) LEFT JOIN ({before}) b USING (pid)
+            WHERE p.log_start > coalesce(b.log_start, 0)
+            """
+        )
+
+    def take(self, segment: str) -> None:
+        """What this attached segment has of the messages that were removed since the snapshot before."""
+        moved = 'JOIN memory.internal.moved w ON w.pid = m.pid AND m."offset" BETWEEN w.first AND w.last'
+        self._add(f"{segment}.messages m {moved}")
+
+    def _add(self, source: str) -> None:
+        columns = ", ".join(f"m.{duck.name(column.name)}" for column in schema.RECENT)
+        self._connection.execute(
+            f"""
+            INSERT INTO {self._snapshot}.recent
+            SELECT {columns} FROM {source} WHERE m.ts >= w.since ORDER BY m.pid, m."offset"
+            """
+        )
+
+
+def _visit(connection: duckdb.DuckDBPyConnection, snapshot: str, segment: SegmentFile, removed: _Removed) -> int:
+    """How many of the segment's messages are at or above the log_start of a partition that the snapshot still has;
+    what it has of the others goes into the snapshot's `recent`."""
     alias = f"live_{segment.first}"
     duck.attach(connection, segment.path, alias)
     (live,) = segments.one(
@@ -90,6 +139,7 @@ def _live(connection: duckdb.DuckDBPyConnection, snapshot: str, segment: Segment
         FROM {alias}.runs JOIN {snapshot}.partitions USING (pid) WHERE runs.last >= partitions.log_start
         """,
     )
+    removed.take(alias)
     duck.detach(connection, alias)
     return int(live)
 

@@ -6,7 +6,10 @@ from typing import Any
 
 import trio
 from trio.testing import MockClock
-from wire_kit import Wire
+from wire_kit import Wire, direct
+
+from queen_actors.actors.clock import TrioClock
+from queen_actors.storage.memory import MemoryStore
 
 
 def data(messages: list[Any]) -> list[Any]:
@@ -96,3 +99,94 @@ async def test_one_transaction_id_many_times(timed: Wire, autojump_clock: MockCl
         assert (entry["success"], entry["noop"], entry["leaseReleased"]) == (True, False, True)
         assert (await timed.pop("q", "nothing")) == []
     assert await timed.pop("q") == []
+
+
+async def test_a_repeat_of_a_removed_message_is_still_a_duplicate(timed: Wire, autojump_clock: MockClock) -> None:
+    """21: the dedup index is kept for the window, whatever retention removes: the original id and offset are told."""
+    await timed.configure("q", retentionEnabled=True, retentionSeconds=10, dedupWindowSeconds=1800)
+    first, second = await timed.push("q", 1, 2)
+    await trio.sleep(60)
+    assert await timed.pop("q") == []
+    again = await timed.push("q", 1, 2, 3)
+    assert [(row["status"], row["message_id"], row["offset"]) for row in again[:2]] == [
+        ("duplicate", first["message_id"], 0),
+        ("duplicate", second["message_id"], 1),
+    ]
+    assert (again[2]["status"], again[2]["offset"]) == ("queued", 2)
+    assert data(await timed.pop("q")) == [3]
+    await trio.sleep(1800)
+    (anew,) = await timed.push("q", 1)
+    assert (anew["status"], anew["offset"]) == ("queued", 3)
+
+
+async def test_a_late_ack_of_a_removed_message(timed: Wire, autojump_clock: MockClock) -> None:
+    """It is no error: nothing is left to do. What is left of the batch is acked under the lease as ever."""
+    await timed.configure("q", retentionEnabled=True, retentionSeconds=10, leaseTime=300)
+    await timed.push("q", 1, txn="old")
+    await trio.sleep(5)
+    await timed.push("q", 2, txn="new")
+    old, new = await timed.pop("q", batch=2)
+    await trio.sleep(7)
+    (entry,) = await timed.ack((old, "completed"))
+    assert (entry["success"], entry["noop"], entry["error"]) == (True, True, None)
+    (entry,) = await timed.ack((new, "completed"))
+    assert (entry["success"], entry["noop"], entry["leaseReleased"]) == (True, False, True)
+    await timed.push("q", 3, txn="gone")
+    (gone,) = await timed.pop("q")
+    await trio.sleep(60)
+    for _ in range(2):
+        (entry,) = await timed.ack((gone, "completed"))
+        assert (entry["success"], entry["error"]) == (True, None)
+    (entry,) = await timed.ack({"transactionId": "gone0", "partitionId": gone["partitionId"], "status": "completed"})
+    assert (entry["success"], entry["noop"]) == (True, True)
+    await timed.push("q", 4, txn="later")
+    assert data(await timed.pop("q")) == [4]
+
+
+async def test_nobody_reads_what_was_removed(timed: Wire, autojump_clock: MockClock) -> None:
+    """The index keeps ids, not messages: lists, reads by id and by offset, new groups, seeks and depths leave it out."""
+    await timed.configure("q", retentionEnabled=True, retentionSeconds=10)
+    await timed.push("q", *range(5), txn="old")
+    (before,) = await timed.pop("q", batch=1)
+    await trio.sleep(20)
+    await timed.push("q", "young", txn="new")
+    listed = (await timed.ok("GET", "/api/v1/messages?queue=q"))["messages"]
+    assert [row["data"] for row in listed] == ["young"]
+    assert (await timed.request("GET", f"/api/v1/messages/{before['partitionId']}/old0")).status == 404
+    asked = {"entries": [{"queue": "q", "partition": "Default", "offset": offset} for offset in (0, 5)]}
+    low, high = (await timed.ok("POST", "/api/v1/fetch", asked))["entries"]
+    assert (low["error"], low["records"], low["logStartOffset"]) == ("OFFSET_OUT_OF_RANGE", [], 5)
+    assert [record["payload"] for record in high["records"]] == ["young"]
+    assert data(await timed.pop("q", consumerGroup="g", subscriptionMode="all")) == ["young"]
+    for start in ("1970-01-01T00:00:00Z", before["createdAt"].replace("+", "%2B")):
+        assert data(await timed.pop("q", consumerGroup=f"from {start}", subscriptionFrom=start)) == ["young"]
+    await timed.ok("POST", "/api/v1/consumer-groups/g/queues/q/seek", {"timestamp": "1970-01-01T00:00:00Z"})
+    assert data(await timed.pop("q", consumerGroup="g")) == ["young"]
+    depth = await timed.ok("GET", "/api/v1/resources/queues/q/depth?group=new")
+    assert (depth["pending"], depth["processing"], depth["ready"]) == (1, 0, 1)
+    assert (await timed.ok("GET", "/api/v1/resources/queues/q/sizes"))["partitions"] == {"Default": len('"young"')}
+
+
+async def test_the_index_of_removed_messages_outlives_a_restart(
+    durable: MemoryStore, autojump_clock: MockClock
+) -> None:
+    """And the packing of an idle partition."""
+    clock = TrioClock()
+    async with direct(durable, clock) as wire:
+        await wire.configure("q", retentionEnabled=True, retentionSeconds=10, dedupWindowSeconds=3600)
+        (first,) = await wire.push("q", 1)
+        await trio.sleep(30)
+        assert await wire.pop("q", consumerGroup="g", subscriptionMode="all") == []
+        await durable.seal()
+        await trio.sleep(300)
+        assert (await wire.push("q", 1))[0]["status"] == "duplicate"
+    store = durable.reopen()
+    async with direct(store, clock) as wire:
+        for _ in range(2):
+            (again,) = await wire.push("q", 1)
+            assert (again["status"], again["message_id"], again["offset"]) == ("duplicate", first["message_id"], 0)
+            await trio.sleep(300)
+        assert await wire.pop("q") == []
+        await trio.sleep(3600)
+        (anew,) = await wire.push("q", 1)
+        assert (anew["status"], anew["offset"]) == ("queued", 1)

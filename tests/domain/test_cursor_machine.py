@@ -161,7 +161,7 @@ class Pair:
     def push(self, pick: Pick) -> None:
         txns = [pick((*TXNS, None)) for _ in range(pick((1, 1, 2, 6)))]
         self.now += 1
-        known = {r.txn: r for r in self.log if r.ts >= self.now - DEDUP and r.offset >= self.start}
+        known = {r.txn: r for r in self.log if r.ts >= self.now - DEDUP}  # retention does not shorten the window
         before = self.snapshot()
         items = [PushItem("q", "p", b"%d" % place, txn=txn) for place, txn in enumerate(txns)]
         outcomes, records = self.state.push(items, self.now, DEDUP, lambda _: self.new("id"))
@@ -336,10 +336,24 @@ class Pair:
             self.state = PartitionState.unpack(7, self.state.pack())
 
     def retain(self, pick: Pick) -> None:
-        """Retention moves the start; a cursor that is behind it counts as passed."""
+        """Retention moves the start; a cursor that is behind it is moved on, and a lease of what is gone is settled."""
         start = min(self.start + pick((1, 3)), len(self.log))
         self.start = start
         self.apply(PartitionPut(7, 1, "p", self.state.created_at, start))
+        for group in self.groups.keys() - self.state.cursors.keys():
+            self.groups[group] = GroupModel(start - 1)
+        for group, cursor in list(self.state.cursors.items()):
+            if cursor.committed >= start - 1:
+                continue
+            self.apply(rules.overtaken(cursor, start - 1))
+            model = self.model(group)
+            if model.lease and model.end < start:
+                self.seen.add("overtaken")
+                model.finish(start - 1)
+                continue
+            model.committed = start - 1
+            if model.lease:
+                model.attempts = {start: next(iter(model.attempts.values()))}
 
     # -- what must hold -----------------------------------------------------------------------------------------------
 
@@ -357,7 +371,15 @@ class Pair:
 
     def snapshot(self) -> tuple[Any, ...]:
         state = self.state
-        return state.next_offset, state.log_start, state.last_ts, dict(state.cursors), list(state.window), state.base
+        return (
+            state.next_offset,
+            state.log_start,
+            state.last_ts,
+            dict(state.cursors),
+            list(state.window),
+            state.base,
+            dict(state.removed),
+        )
 
     def same(self) -> None:
         assert self.state.next_offset == len(self.log)
@@ -464,4 +486,16 @@ def test_random_walks() -> None:
             step(pair, rng.choice)
         pair.restart()
         seen |= pair.seen
-    assert seen >= {"claim", "autoAck", "limit", "dead", "settled", "partial", "repeat", "stale", "duplicate", "packed"}
+    assert seen >= {
+        "claim",
+        "autoAck",
+        "limit",
+        "dead",
+        "settled",
+        "partial",
+        "repeat",
+        "stale",
+        "duplicate",
+        "packed",
+        "overtaken",
+    }

@@ -112,18 +112,70 @@ def test_reading_stops_at_the_byte_limit_but_gives_one() -> None:
 
 
 def test_retention_moves_the_start() -> None:
-    """What lies below is gone from the index; a cursor behind it counts as passed; offsets never restart."""
+    """What lies below is gone for readers; a cursor behind it counts as passed; offsets never restart."""
     pushing = Pushing()
     pushing.push(10, "a", "b", "c")
     state = pushing.state
     state.put_cursor(fresh(1, "g", -1))
     state.cut(2)
     assert (state.log_start, state.next_offset, state.base) == (2, 3, 2)
-    assert state.known("a") is None
+    assert state.entry(1) is None
+    assert state.in_memory(0, 9, 1 << 20) is None
     assert state.floor(-1) == 1
     state.cut(3)
-    assert pushing.push(20, "a")[0].offset == 3
+    assert pushing.push(20, "d")[0].offset == 3
     assert state.entry(3) is not None
+
+
+def test_retention_does_not_shorten_the_dedup_window() -> None:
+    """21: a repeat of a removed message answers with its id and offset, and an ack of it is resolved, until its time
+    in the index is over; removed messages are forgotten before those that are only sealed, and packing keeps them."""
+    pushing = Pushing()
+    pushing.push(10, "a", "b")
+    pushing.push(20, "c")
+    state = pushing.state
+    state.cut(3)
+    assert state.window == []
+    assert state.idle
+    assert state.remembers
+    for again in (state, PartitionState.unpack(1, state.pack())):
+        outcomes, records = again.push([PushItem("q", "p", b"1", txn="a")], 30, HOUR, lambda _: "x")
+        assert (outcomes[0].status, outcomes[0].offset, outcomes[0].message_id) == ("duplicate", 0, "id0")
+        assert records == ()
+        assert again.resolve("b", 2, None, {}) == 1
+        again.prune(20)
+        assert again.known("b") is None
+        assert again.known("c") is not None
+        again.prune(21)
+        assert not again.remembers
+        assert again.txns == {}
+
+
+def test_a_transaction_id_that_was_removed_and_came_again() -> None:
+    """Outside the dedup window the id is new; forgetting the old message does not forget the new one."""
+    pushing = Pushing()
+    pushing.push(10, "a")
+    pushing.state.cut(1)
+    outcomes, records = pushing.state.push([PushItem("q", "p", b"1", txn="a")], 40, 5, lambda _: "x")
+    pushing.state.append(records)
+    assert (outcomes[0].status, outcomes[0].offset) == ("queued", 1)
+    pushing.state.prune(11)
+    known = pushing.state.known("a")
+    assert known is not None
+    assert known.offset == 1
+
+
+def test_removed_messages_are_restored_with_gaps() -> None:
+    """Recovery: of what lies below the start, only some may still be told."""
+    state = PartitionState(1, 1, "p", 5, 40)
+    state.restore_run(SealedRun(1, 38, 41, 10, 69))
+    for offset in (3, 17, 38, 40, 41):
+        state.restore_recent(Recent(1, offset, offset + 10, f"t{offset}", f"id{offset}"))
+    assert (state.base, state.next_offset, list(state.removed)) == (40, 42, [3, 17, 38])
+    for offset in (3, 17, 38, 40, 41):
+        known = state.known(f"t{offset}")
+        assert known is not None
+        assert known.offset == offset
 
 
 def test_retention_of_what_is_only_in_segments() -> None:

@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 import trio
+from msgspec.structs import replace
 from storage_kit import Model, Workload, assert_same, cursor, dead_letter, entry, kv, queue, record
 
 from queen_actors.domain.effects import (
@@ -16,6 +17,8 @@ from queen_actors.domain.effects import (
     KvDropped,
     PartitionPut,
     QueueDropped,
+    QueueOptions,
+    QueuePut,
     TimerDropped,
     TimerPut,
     TracePut,
@@ -301,4 +304,46 @@ async def test_a_segment_larger_than_a_piece(tmp_path: pathlib.Path, monkeypatch
     store, model = await opened(tmp_path)
     assert not model.entries
     await assert_same(store, model, work.model)
+    await store.close()
+
+
+async def test_what_retention_removed_is_remembered_for_its_window(tmp_path: pathlib.Path) -> None:
+    """21: the index entries of removed messages outlive the segment they lay in, through snapshot after snapshot, each
+    told once; those of a queue that was deleted, and those whose window is over, do not."""
+    options = QueueOptions(dedup_window_seconds=1000)
+    short = QueuePut(2, "short", "u", "", "", QueueOptions(dedup_window_seconds=0), 1)
+    second, start = 1_000_000, 1_000_000_000
+
+    async def told(since: int = 0) -> dict[int, list[int]]:
+        await store.close()
+        model = Model(since)
+        await store.open(model)
+        return {pid: list(messages) for pid, messages in model.index.items()}
+
+    def messages(pid: int, first: int, at: int) -> Appended:
+        return Appended(pid, tuple(record(offset, at) for offset in range(first, first + 3)))
+
+    store, _ = await opened(tmp_path)
+    queues = replace(queue(), options=options), short, queue(3, "gone")
+    await step(store, *queues, partition(1), partition(2, 2), partition(3, 3), now=start)
+    await step(store, *(messages(pid, 0, start) for pid in (1, 2, 3)), now=start)
+    await step(store, messages(1, 3, start + 50 * second), now=start + 50 * second)
+    await upkeep(store).take_snapshot()
+    moved = partition(1, log_start=5), partition(2, 2, log_start=3), partition(3, 3, log_start=3)
+    await step(store, *moved, QueueDropped(3, "gone"), now=start + 60 * second)
+    assert await told() == {1: [0, 1, 2, 3, 4, 5], 2: [0, 1, 2], 3: [0, 1, 2]}
+    await upkeep(store).take_snapshot()
+    assert len(names(tmp_path, "segment")) == 1, "the one with the message that is left"
+    assert await told() == {1: [0, 1, 2, 3, 4, 5], 2: [0, 1, 2]}
+    assert await told(start + 1) == {1: [3, 4, 5]}
+    await step(store, partition(1, log_start=6), now=start + 901 * second)
+    await upkeep(store).take_snapshot()
+    assert len(names(tmp_path, "segment")) == 0
+    assert await told() == {1: [0, 1, 2, 3, 4, 5]}
+    await step(store, kv("a", 1), now=start + 1_001 * second)
+    await upkeep(store).take_snapshot()
+    assert await told() == {1: [3, 4, 5]}
+    await step(store, kv("b", 2), now=start + 2_000 * second)
+    await upkeep(store).take_snapshot()
+    assert await told() == {}
     await store.close()
