@@ -47,7 +47,6 @@ class Feeds:
         self._broker = broker
         self._gate = gate
         self._feeds: dict[str, _Feed] = {}
-        self._ending: set[_Feed] = set()
 
     @property
     def patience(self) -> float:
@@ -60,7 +59,7 @@ class Feeds:
         name, terms = wire.parse_subscribe(frame)
         if name in self._feeds:
             raise Conflict(f"there is a subscription {name!r} on this connection already")
-        if len(self._feeds) + len(self._ending) >= limits.WS_SUBSCRIPTIONS:
+        if len(self._feeds) >= limits.WS_SUBSCRIPTIONS:
             raise Overloaded(f"a connection has {limits.WS_SUBSCRIPTIONS} subscriptions at the most")
         subscription = Subscription(self._broker, terms, lambda lost: self._lost(name, lost))
         feed = self._feeds[name] = _Feed(name, subscription, trio.Event(), trio.CancelScope())
@@ -81,11 +80,9 @@ class Feeds:
         """What is leased is free again when this returns."""
         feed = self._find(wire.parse_sub(frame))
         del self._feeds[feed.name]
-        self._ending.add(feed)
         feed.scope.cancel()
         await feed.opened.wait()
         await feed.subscription.close()
-        self._ending.discard(feed)
         return value_reply({"sub": feed.name})
 
     async def credit(self, frame: Frame) -> Reply:
@@ -106,7 +103,7 @@ class Feeds:
         """The connection is gone: everything that it leased is given back."""
         self.nursery = None
         async with trio.open_nursery() as nursery:
-            for feed in (*self._feeds.values(), *self._ending):
+            for feed in self._feeds.values():
                 nursery.start_soon(self._give_back, feed)
 
     async def _give_back(self, feed: _Feed) -> None:

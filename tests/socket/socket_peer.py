@@ -222,7 +222,7 @@ IN_MEMORY = Settings(data=None)
 async def house(
     settings: Settings = IN_MEMORY, *, authorize: Authorize = open_to_all, faults: Faults | None = None
 ) -> AsyncGenerator[House, None]:
-    async with running(MemoryStore(faults=faults), settings) as broker, trio.open_nursery() as nursery:
+    async with running(MemoryStore(retain=True, faults=faults), settings) as broker, trio.open_nursery() as nursery:
         yield House(broker, settings, nursery, authorize)
         nursery.cancel_scope.cancel()
 

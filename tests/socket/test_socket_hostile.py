@@ -100,6 +100,17 @@ async def test_fragments_without_end(watched: House, monkeypatch: pytest.MonkeyP
     assert closed[0] == 1009
 
 
+async def test_much_is_no_flood(watched: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any amount of whole messages may come."""
+    monkeypatch.setattr(link, "UNFINISHED_BYTES", 200_000)
+    peer = await watched.peer()
+    for _ in range(10):
+        await peer.raw(frame(TEXT, b'{"op":"push","items":[],"x":"' + b"x" * 10_000 + b'"}') * 10)
+    await peer.raw(OK)
+    assert (await peer.reply("ok"))["ok"]
+    await peer.close()
+
+
 async def test_messages_in_many_fragments_are_served(watched: House) -> None:
     """Fragments, down to single bytes, with pings between them, are a message like any other."""
     peer = await watched.peer()

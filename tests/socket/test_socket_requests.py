@@ -364,16 +364,35 @@ async def test_as_many_under_way_as_may_be(hall: House, monkeypatch: pytest.Monk
     assert (await peer.reply("late"))["ok"]
 
 
+async def test_as_many_bytes_under_way_as_may_be(hall: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the requests under way take in memory is bounded too; one alone may take more."""
+    monkeypatch.setattr(limits, "WS_PIPELINE_BYTES", 1000)
+    peer = await hall.peer()
+    await peer.say({"id": 0, "op": "push", "items": items("q9", "x" * 5000)})
+    assert (await peer.reply(0))["ok"]
+    await peer.say(
+        {"id": 1, "op": "pop", "queue": "q", "wait": True, "timeout": 10000, "padding": "x" * 600},
+        {"id": 2, "op": "push", "items": [], "padding": "x" * 200},
+        {"id": 3, "op": "push", "items": [], "padding": "x" * 600},
+    )
+    assert (await peer.reply(2))["ok"]
+    await trio.sleep(9)
+    assert peer.received == []
+    assert (await peer.reply(1))["status"] == 204
+    assert (await peer.reply(3))["ok"]
+
+
 async def test_a_reader_that_had_to_stop_does_not_drop_its_peer(hall: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the reader waits for a place, pongs lie unread: the peer is not taken for dead."""
     monkeypatch.setattr(limits, "WS_PIPELINE", 1)
     peer = await hall.peer()
     await peer.say({"id": 1, "op": "pop", "queue": "q", "wait": True, "timeout": 60000})
     await peer.say({"id": 2, "op": "pop", "queue": "q", "wait": True, "timeout": 60000})
-    await peer.say({"id": 3, "op": "push", "items": []})
+    for n in range(3, 9):
+        await peer.say({"id": n, "op": "push", "items": []})
     await trio.sleep(119)
     assert not peer.ended.is_set()
-    assert (await peer.reply(3))["ok"]
+    assert (await peer.reply(8))["ok"]
 
 
 async def test_too_many_pops_under_way(hall: House) -> None:

@@ -723,6 +723,18 @@ async def test_subscribe_and_unsubscribe_pipelined(hall: House) -> None:
     assert await nothing_more(peer)
 
 
+async def test_an_unsubscribe_waits_for_its_subscribe() -> None:
+    """Sent behind a subscribe that is not durable yet, it is answered after it."""
+    async with house(faults=Faults(latency=1)) as hall:
+        peer = await hall.peer()
+        await peer.say(
+            {"id": 1, "op": "subscribe", "sub": "s", "queue": "q", "group": "g"},
+            {"id": 2, "op": "unsubscribe", "sub": "s"},
+        )
+        assert (await peer.expect(lambda message: "id" in message))["id"] == 1
+        assert (await peer.reply(2))["ok"]
+
+
 @pytest.mark.parametrize("credit", [1, 100])
 @pytest.mark.parametrize("group", [None, "g"])
 async def test_a_subscription_outlives_its_queue(hall: House, credit: int, group: str | None) -> None:
