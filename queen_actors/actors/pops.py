@@ -126,9 +126,14 @@ class Pops:
         return self._closing or trio.current_time() >= deadline
 
     async def _deliver(self, reply: PopReply) -> PopReply:
-        """The claim leaves when it is durable; if the caller is gone by then, it is given back as if never made."""
+        """The claim leaves when it is durable; if the caller is gone by then, it is given back as if never made.
+
+        What was committed at its delivery (autoAck) cannot be given back: a caller who is cancelled gets it first.
+        """
+        committed = bool(reply.claims) and not reply.lease_id
         try:
-            await self._core.log.durable()
+            with trio.CancelScope(shield=committed):
+                await self._core.log.durable()
         except BaseException:
             self._acks.withdraw(reply.lease_id)
             raise

@@ -170,6 +170,19 @@ async def test_auto_ack_counts_until_credit_is_granted(hall: House) -> None:
         assert subscription.statistics() == SubscriptionStatistics(credit=3, unsettled=3, leases=0)
 
 
+@pytest.mark.parametrize("moment", [0.2, 0.9, 1.5])
+async def test_auto_ack_loses_nothing_to_a_cancellation(moment: float) -> None:
+    """What is committed at its delivery is delivered, also to a caller who is cancelled before it is durable."""
+    async with house(faults=Faults(latency=1)) as hall:
+        await push(hall.broker, 1)
+        async with subscribed(hall.broker, Terms(queue="q", auto_ack=True)) as subscription:
+            found: list[Delivery] = []
+            while not found:
+                with trio.move_on_after(moment):
+                    found += await subscription.next()
+            assert payloads(found) == [1]
+
+
 async def test_a_bad_start_is_refused(hall: House) -> None:
     """What `register` refuses, `open` raises, and nothing is left behind."""
     with pytest.raises(BadRequest):
