@@ -249,3 +249,20 @@ async def registration(queen: Queen) -> None:
     with pytest.raises(StreamsConfigHashMismatch, match="reset"):
         await run(2)
     await run(2, reset=True)
+
+
+async def a_sink_is_drained_while_the_stream_runs(queen: Queen) -> None:
+    """By a fresh group, with `batch(1)` and no subscription mode: it gets everything, in order."""
+    stream = Stream.from_(queen.queue("d-source")).filter(lambda message: message["data"]["n"] % 2 == 0)
+    doubled = stream.map(lambda message: {"n": 2 * message["data"]["n"]}).to(queen.queue("d-sink"))
+    runner = await doubled.run(query_id="d", url=_url(queen), max_wait_millis=200)
+    seen: list[int] = []
+    for n in range(20):
+        await queen.queue("d-source").push([{"data": {"n": n}}])
+    while len(seen) < 10:
+        for message in await queen.queue("d-sink").group("fresh").batch(1).timeout_millis(1000).pop():
+            seen.append(message["data"]["n"])
+            assert (await queen.ack(message, True, {"group": "fresh"}))["success"]
+    await runner.stop()
+    assert seen == [2 * n for n in range(0, 20, 2)]
+    assert runner.metrics()["errorsTotal"] == 0
