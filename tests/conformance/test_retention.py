@@ -144,7 +144,7 @@ async def test_a_late_ack_of_a_removed_message(timed: Wire, autojump_clock: Mock
 
 
 async def test_nobody_reads_what_was_removed(timed: Wire, autojump_clock: MockClock) -> None:
-    """The index keeps ids, not messages: lists, reads by id and by offset, new groups, seeks and depths leave it out."""
+    """The index keeps ids, not messages: lists, reads by id and by offset, new groups and counts leave them out."""
     await timed.configure("q", retentionEnabled=True, retentionSeconds=10)
     await timed.push("q", *range(5), txn="old")
     (before,) = await timed.pop("q", batch=1)
