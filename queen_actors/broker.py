@@ -5,7 +5,7 @@ Every operation is safe to cancel, raises only `errors.QueenError`, and returns 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import trio
@@ -397,7 +397,7 @@ def _produced(item: PushItem, producer: str) -> PushItem:
 @asynccontextmanager
 async def running(
     store: Store, settings: Settings | None = None, *, clock: Clock | None = None, ids: Ids | None = None
-) -> AsyncIterator[Broker]:
+) -> AsyncGenerator[Broker]:
     """A broker on `store` for as long as the block lasts.
 
     The block's own exception comes out bare. A failure of the broker (its storage) cancels the block and is raised
@@ -442,6 +442,5 @@ async def running(
 
 def _only(error: BaseException) -> BaseException:
     """The one exception inside a nursery's group, or the group when there are several."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
+    inside: tuple[BaseException, ...] = getattr(error, "exceptions", ())
+    return _only(inside[0]) if len(inside) == 1 else error

@@ -49,7 +49,8 @@ class Groups:
         draft = Draft(self._core)
         moved: list[CursorPut] = []
         state = self._core.directory.queues.get(queue)
-        for target in [] if state is None else self._partitions(state, partition):
+        targets: Sequence[PartitionState] = [] if state is None else self._partitions(state, partition)
+        for target in targets:
             at = target.next_offset if to is None else offset_at(target, to)
             committed = max(starts.get(target.pid, target.base) if at is None else at, target.log_start) - 1
             cursor = target.cursors.get(group) or rules.fresh(target.pid, group, committed)
@@ -64,7 +65,7 @@ class Groups:
         found: dict[int, int] = {}
         while True:
             state = self._core.directory.queues.get(queue)
-            targets = [] if state is None else self._partitions(state, partition)
+            targets: Sequence[PartitionState] = [] if state is None else self._partitions(state, partition)
             asked = [(p.pid, p.base) for p in targets if p.pid not in found and offset_at(p, to) is None]
             if not asked:
                 return found

@@ -8,7 +8,7 @@ cannot wait for each other. While an actor is held its mail waits here; a mailbo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 
 import trio
@@ -46,7 +46,7 @@ class Turns:
         raise Unavailable("what the call touches is held by a transaction that does not end; try again", code="timeout")
 
     @asynccontextmanager
-    async def hold(self, keys: Iterable[Key]) -> AsyncIterator[None]:
+    async def hold(self, keys: Iterable[Key]) -> AsyncGenerator[None]:
         """Hold every one of `keys`, taken in the global order, until the block ends. Raises Unavailable as above."""
         taken: list[Key] = []
         try:

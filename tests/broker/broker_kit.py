@@ -12,7 +12,7 @@ from queen_actors.actors.clock import RandomIds, TrioClock
 from queen_actors.broker import Broker, running
 from queen_actors.config import Settings
 from queen_actors.domain.cursor import Ack, PopReply, PopRequest
-from queen_actors.domain.effects import CursorPut, GroupPut, QueuePut, Record
+from queen_actors.domain.effects import CursorPut, Record
 from queen_actors.domain.partition import PushItem
 from queen_actors.domain.queue import Configure
 from queen_actors.domain.timers import Schedule
@@ -83,36 +83,3 @@ async def during(do: Callable[[], Awaitable[T]], then: Callable[[], Awaitable[An
         await trio.sleep(after)
         await then()
     return found[0]
-
-
-def dump(broker: Broker) -> dict[str, Any]:
-    """Everything that the directory holds, in plain values: what a recovery must give back."""
-    directory = broker._core.directory
-    partitions: dict[int, Any] = {}
-    for pid in sorted({*directory.active, *directory.packed}):
-        state = directory.peek(pid)
-        assert state is not None
-        partitions[pid] = (
-            state.qid,
-            state.name,
-            state.created_at,
-            state.log_start,
-            state.next_offset,
-            state.last_ts,
-            dict(sorted(state.cursors.items())),
-        )
-    queues: dict[str, tuple[QueuePut, dict[str, int], dict[str, GroupPut], Any]] = {
-        name: (queue.put, dict(queue.partitions), dict(queue.groups), dict(queue.dead))
-        for name, queue in sorted(directory.queues.items())
-    }
-    return {
-        "counters": directory.counters,
-        "queues": queues,
-        "names": dict(sorted(directory.queue_names.items())),
-        "partitions": partitions,
-        "kv": {ns: list(space.prefix("", None)) for ns, space in sorted(directory.namespaces.items())},
-        "locks": {name: dict(lock.slots) for name, lock in sorted(directory.locks.items())},
-        "timers": {name: timers.page(None, 10_000).rows for name, timers in sorted(directory.timers.items())},
-        "leases": {lease: sorted(holders) for lease, holders in sorted(directory.leases.items())},
-        "traces": list(directory.traces),
-    }

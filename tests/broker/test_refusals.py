@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import trio
-from broker_kit import QUEUE_MODE, SECOND, ack, configure, dump, pop, push, records, schedule, started, txns
+from broker_kit import QUEUE_MODE, SECOND, ack, configure, pop, push, records, schedule, started, txns
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from queen_actors.broker import Broker
@@ -21,6 +21,7 @@ from queen_actors.domain.timers import Cancel, Schedule
 from queen_actors.domain.transaction import Committed, Transaction
 from queen_actors.errors import StorageFailed, StorageFull
 from queen_actors.storage.memory import Faults, MemoryStore
+from queen_actors.testing.state import state_of
 
 Action = Callable[[Broker], Awaitable[Any]]
 
@@ -66,14 +67,14 @@ async def test_a_full_disk_refuses_and_nothing_of_it_is_seen(autojump_clock: Moc
     store = MemoryStore(retain=True)
     async with started(store) as broker:
         await furnish(broker)
-        before = dump(broker)
+        before = state_of(broker)
         store.faults.full = True
         with pytest.raises(StorageFull):
             await write(broker)
         await trio.sleep(1)
         with pytest.raises(StorageFull):
             await write(broker)
-        assert dump(broker) == before
+        assert state_of(broker) == before
         assert await value_of(broker, "k") == b"1"
         assert await broker.timer("q", "t") is not None
         view = await broker.queue_view("q")
@@ -85,10 +86,10 @@ async def test_a_full_disk_refuses_and_nothing_of_it_is_seen(autojump_clock: Moc
         store.faults.full = False
         await trio.sleep(1)
         await write(broker)
-        after = dump(broker)
+        after = state_of(broker)
         assert after != before
     async with started(store.reopen()) as broker:
-        assert dump(broker) == after
+        assert state_of(broker) == after
 
 
 async def test_reads_while_the_state_is_read_again(autojump_clock: MockClock) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import trio
-from broker_kit import SECOND, ack, dump, pop, push, records, schedule, started, txns
+from broker_kit import SECOND, ack, pop, push, records, schedule, started, txns
 from trio.testing import MockClock
 
 from queen_actors.actors.clock import TrioClock
@@ -16,6 +16,7 @@ from queen_actors.domain.partition import PushItem
 from queen_actors.domain.timers import Cancel, Schedule
 from queen_actors.domain.transaction import RolledBack, Transaction
 from queen_actors.storage.memory import Faults, MemoryStore
+from queen_actors.testing.state import state_of
 
 
 async def test_timers_fire_once_and_never_early(autojump_clock: MockClock) -> None:
@@ -164,7 +165,7 @@ async def test_idle_partitions_are_packed_and_nothing_is_lost(autojump_clock: Mo
     async with started(store, record_cache_bytes=1) as broker:
         await broker.push([PushItem("q", f"p{place}", b"1", txn="m") for place in range(50)])
         await store.seal()
-        before = dump(broker)
+        before = state_of(broker)
         await trio.sleep(60)
         assert broker.statistics().partitions_active == 0
         await broker.queue_view("q")
@@ -175,7 +176,7 @@ async def test_idle_partitions_are_packed_and_nothing_is_lost(autojump_clock: Mo
         await trio.sleep(60)
         assert broker.statistics().partitions_active == 0
         await broker.delete_group("nobody", "q", metadata=True)
-        assert dump(broker) == before
+        assert state_of(broker) == before
         (outcome,) = await broker.push([PushItem("q", "p9", b"1", txn="m")])
         assert outcome.status == "duplicate"
         reply = await pop(broker, partitions=50)

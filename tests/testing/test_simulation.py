@@ -1,0 +1,260 @@
+"""The simulator: repeatable, and judging rightly. A few seeds here; many by `python -m queen_actors.testing.sim`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+import trio._core._run as scheduler
+
+from queen_actors.testing.audit import Audit, Violation
+from queen_actors.testing.determinism import DETERMINISTIC, SHUFFLE, deterministic, run
+from queen_actors.testing.history import Event, History
+from queen_actors.testing.sim import GROUPS, READER, Simulation, main, simulate
+
+SEEDS = int(os.environ.get("QUEEN_ACTORS_SEEDS", "20"))
+SECONDS = 12
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_seed_keeps_every_promise(seed: int) -> None:
+    """I1-I6, I8-I12, I14, under crashes, refusals, writes of unknown fate, slow commits and passivation."""
+    report = simulate(seed, SECONDS)
+    assert report.events > 200
+    assert report.starts >= 1
+
+
+def test_a_seed_is_its_history_in_every_process() -> None:
+    """Two interpreters with different hash seeds, and this one: the same digest; another seed: another."""
+
+    def digest(hash_seed: str, seed: str) -> str:
+        command = [sys.executable, "-m", "queen_actors.testing.sim", "--seed", seed, "--seconds", str(SECONDS)]
+        environ = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        answer = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=120)
+        return answer.stdout.split()[-1]
+
+    first = digest("1", "5")
+    assert digest("2", "5") == first == simulate(5, SECONDS).digest
+    assert digest("1", "6") != first
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line for each seed; 1 when one broke a promise."""
+    assert main(["--seeds", "0..1", "--seconds", "3"]) == 0
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["seed 0", "seed 1"]
+
+    def broken(audit: Audit) -> None:
+        raise Violation("I0 planted")
+
+    monkeypatch.setattr(Audit, "judge", broken)
+    assert main(["--seed", "3", "--seconds", "3"]) == 1
+    assert "BROKEN I0 planted" in capsys.readouterr().out
+
+
+def test_trio_still_has_the_names_that_determinism_needs() -> None:
+    """Private ones: when Trio renames them, this fails first."""
+    assert isinstance(scheduler.__dict__[DETERMINISTIC], bool)
+    assert {"seed", "getstate", "setstate"} <= set(dir(scheduler.__dict__[SHUFFLE]))
+
+
+def test_the_scheduler_is_seeded() -> None:
+    """Tasks that are runnable together run in an order that the seed decides; afterwards all is as it was."""
+
+    def order(seed: int) -> list[int]:
+        seen: list[int] = []
+
+        async def runner(number: int) -> None:
+            for _ in range(5):
+                await trio.lowlevel.checkpoint()
+                seen.append(number)
+
+        async def many() -> None:
+            async with trio.open_nursery() as nursery:
+                for number in range(10):
+                    nursery.start_soon(runner, number)
+
+        run(seed, many)
+        return seen
+
+    before = scheduler.__dict__[DETERMINISTIC]
+    assert order(1) == order(1)
+    assert len({tuple(order(seed)) for seed in range(8)}) > 1
+    assert scheduler.__dict__[DETERMINISTIC] is before
+    with pytest.raises(ZeroDivisionError), deterministic(1):
+        raise ZeroDivisionError
+    assert scheduler.__dict__[DETERMINISTIC] is before
+
+
+# -- the auditor on planted histories ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lived() -> History:
+    """A good history to spoil."""
+    kept: list[Simulation] = []
+
+    async def live() -> Any:
+        kept.append(Simulation(11, SECONDS))
+        return await kept[0].main()
+
+    run(11, live)
+    return kept[0].history
+
+
+def spoiled(history: History, change: Callable[[list[Event]], None]) -> None:
+    copy = History()
+    events = [Event(e.start, e.end, e.client, e.op, dict(e.asked), e.outcome, e.found) for e in history.events]
+    change(events)
+    copy.events = events
+    Audit(copy, GROUPS, READER).judge()
+
+
+def find(events: list[Event], op: str, fits: Callable[[Event], Any] = lambda event: True) -> Event:
+    return next(event for event in events if event.op == op and event.ok and event.found and fits(event))
+
+
+def lose_a_message(events: list[Event]) -> None:
+    """A queued message that no group `g` consumer was ever handed."""
+    lost = find(events, "push").found[0][0]
+    for event in events:
+        if event.op == "pop" and event.ok and event.found and event.asked["group"] == "g":
+            claims = [(*claim[:4], [r for r in claim[4] if r[1] != lost]) for claim in event.found[1]]
+            event.found = (event.found[0], [claim for claim in claims if claim[4]])
+
+
+def change_a_payload(events: list[Event]) -> None:
+    event = find(events, "pop", lambda e: e.found[1])
+    claim = event.found[1][0]
+    record = claim[4][0]
+    event.found = (event.found[0], [(*claim[:4], [(*record[:3], b'"other"', record[4]), *claim[4][1:]])])
+
+
+def deliver_a_refused_push(events: list[Event]) -> None:
+    txn = find(events, "push").asked["items"][0][2]
+    for event in events:
+        if event.op == "push" and any(item[2] == txn for item in event.asked["items"]):
+            event.outcome, event.found = "refused", None
+
+
+def answer_a_repeat_with_another_offset(events: list[Event]) -> None:
+    event = find(events, "push")
+    txn, _, offset, message_id = event.found[0]
+    again = Event(event.end + 1, event.end + 2, "x", "push", event.asked, "ok", list(event.found))
+    again.found[0] = (txn, "duplicate", offset + 1, message_id)
+    events.append(again)
+
+
+def lease_twice(events: list[Event]) -> None:
+    event = find(events, "pop", lambda e: e.found[0] and e.found[1])
+    lease = event.found[0]
+    events[:] = [e for e in events if not (e.op in ("ack", "release") and e.asked.get("lease") == lease)]
+    twin = Event(event.end, event.end + 1, "x", "pop", event.asked, "ok", ("other", event.found[1]))
+    events.insert(events.index(event) + 1, twin)
+
+
+def deliver_what_was_done(events: list[Event]) -> None:
+    ack = find(
+        events,
+        "ack",
+        lambda e: e.asked["group"] == "g" and all(w == "completed" for _, w in e.asked["acks"]) and e.found[0][0],
+    )
+    pop = find(events, "pop", lambda e: e.found[0] == ack.asked["lease"])
+    events.append(Event(10**12, 10**12, "x", "pop", pop.asked, "ok", ("late", pop.found[1])))
+
+
+def settle_under_a_dead_lease(events: list[Event]) -> None:
+    ack = find(events, "ack", lambda e: e.found[0][0] and e.asked["group"] == "g")
+    lease, pid = ack.asked["lease"], ack.asked["pid"]
+    events[:] = [
+        e for e in events if e is ack or e.asked.get("lease") != lease or (e.op == "ack" and e.asked["pid"] != pid)
+    ]
+    ack.start += 10**9
+    ack.end += 10**9
+
+
+def repeat_a_version(events: list[Event]) -> None:
+    first = find(events, "incr", lambda e: e.found[0][0])
+    events.append(Event(10**12, 10**12, "x", "cas", {"key": "0", "expect": 1, "value": b"1"}, "ok", first.found))
+
+
+def count_past_the_bound(events: list[Event]) -> None:
+    event = find(events, "incr", lambda e: e.found[0][0])
+    event.found = [(True, b"41", event.found[0][2])]
+
+
+def two_winners(events: list[Event]) -> None:
+    event = find(events, "once", lambda e: e.found[0][0])
+    events.append(Event(10**12, 10**12, "x", "once", event.asked, "ok", [(True, b"1", 10**9)]))
+
+
+def a_token_that_falls(events: list[Event]) -> None:
+    event = find(events, "acquire", lambda e: e.found[0][0])
+    events.append(Event(10**12, 10**12, "x", "acquire", event.asked, "ok", [(True, 1, False)]))
+
+
+def fire_early(events: list[Event]) -> None:
+    for event in events:
+        if event.op == "schedule" and event.ok:
+            status, message_id, due = event.found[0]
+            event.found = [(status, message_id, due + 10**9)]
+
+
+def lose_a_timer(events: list[Event]) -> None:
+    asked = {"queue": "sim.a.x", "key": "planted", "txn": "planted.0", "delay": 0}
+    events.append(Event(1, 2, "x", "schedule", asked, "ok", [("scheduled", "id", 1)]))
+
+
+def fire_what_was_cancelled(events: list[Event]) -> None:
+    fired = {r[1] for e in events if e.op == "pop" and e.ok and e.found for c in e.found[1] for r in c[4]}
+    event = find(events, "schedule", lambda e: e.asked["txn"] in fired)
+    asked = {"queue": event.asked["queue"], "key": event.asked["key"]}
+    events.append(Event(3, 4, "x", "cancel", asked, "ok", [("cancelled", event.asked["txn"])]))
+
+
+def half_a_transaction(events: list[Event]) -> None:
+    event = find(events, "transaction", lambda e: e.found[0] and e.asked["keys"])
+    for other in events:
+        if other.op == "final" and other.asked["key"] == event.asked["keys"][0]:
+            other.found = [None]
+
+
+def apply_what_was_rolled_back(events: list[Event]) -> None:
+    event = find(events, "transaction", lambda e: e.found[0] and e.asked["keys"])
+    event.found = (False, "kv_precondition")
+
+
+SPOILERS = {
+    lose_a_message: "I1",
+    change_a_payload: "I[12]",
+    deliver_a_refused_push: "I1",
+    answer_a_repeat_with_another_offset: "I12",
+    lease_twice: "I3",
+    deliver_what_was_done: "I3",
+    settle_under_a_dead_lease: "I3",
+    repeat_a_version: "I8",
+    count_past_the_bound: "I[789]",
+    two_winners: "I9",
+    a_token_that_falls: "I6",
+    fire_early: "I10",
+    lose_a_timer: "I10",
+    fire_what_was_cancelled: "I10",
+    half_a_transaction: "I11",
+    apply_what_was_rolled_back: "I1",
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILERS, ids=lambda spoil: spoil.__name__)
+def test_the_auditor_sees_a_broken_promise(lived: History, spoil: Callable[[list[Event]], None]) -> None:
+    """A checker that cannot fail proves nothing: each promise, broken in a history that was good."""
+    with pytest.raises(Violation, match=f"^{SPOILERS[spoil]}"):
+        spoiled(lived, spoil)
+
+
+def test_a_good_history_stays_good(lived: History) -> None:
+    """The positive control of the above."""
+    spoiled(lived, lambda events: None)
