@@ -15,7 +15,7 @@ from msgspec import Struct
 from trio.lowlevel import Abort, RaiseCancelT, checkpoint, current_task, reschedule, wait_task_rescheduled
 
 from queen_actors import limits
-from queen_actors.domain.effects import Appended, Entry
+from queen_actors.domain.effects import Appended, Entry, StreamRowPut
 from queen_actors.errors import Overloaded, QueenError, StorageFailed, StorageFull, Unavailable
 from queen_actors.ports import Store
 
@@ -98,6 +98,8 @@ class Log:
         for effect in entry.effects:
             if type(effect) is Appended:
                 size += sum([len(record.payload) for record in effect.records]) + 128 * len(effect.records)
+            elif type(effect) is StreamRowPut:
+                size += len(effect.value) + 256
             else:
                 size += 256
         self.position += 1

@@ -603,3 +603,18 @@ async def test_encrypted_sources_have_encrypted_state(
         await worker.cycle(message["partitionId"], done([message]), state_ops=[upsert("k", value)])
         assert await worker.state(message["partitionId"], ripe_at_or_before=5) == {"k": value}
     assert not any(b"secret" in group for group in store.durable.groups)
+
+
+async def test_state_counts_in_the_logs_backlog(client: Client) -> None:
+    """A large row is as much work for the disk as a large message, and as much reason to hold callers back."""
+    worker = Worker(client)
+    await worker.register()
+    await client.push("orders", 1)
+    (message,) = await worker.pop()
+    log = client.broker._core.log
+    before, value = log.position, "x" * 1_000_000
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: worker.cycle(message["partitionId"], state_ops=[upsert("k", value)]))
+        while log.position == before:  # noqa: ASYNC110 (it is over in a few steps)
+            await trio.lowlevel.checkpoint()
+        assert log.statistics().backlog > len(value)
