@@ -615,6 +615,6 @@ async def test_state_counts_in_the_logs_backlog(client: Client) -> None:
     before, value = log.position, "x" * 1_000_000
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: worker.cycle(message["partitionId"], state_ops=[upsert("k", value)]))
-        while log.position == before:  # noqa: ASYNC110 (it is over in a few steps)
+        while log.position == before:
             await trio.lowlevel.checkpoint()
         assert log.statistics().backlog > len(value)
