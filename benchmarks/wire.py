@@ -61,15 +61,22 @@ class Http:
     async def call(self, op: str, body: dict[str, Any]) -> Any:
         if op == "pop":
             queue = body.pop("queue")
-            path, content = f"/api/v1/pop/queue/{queue}?{urlencode(body)}", b""
-            head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            head = f"GET /api/v1/pop/queue/{queue}?{urlencode(body)} HTTP/1.1\r\nHost: localhost\r\n\r\n"
         else:
-            content = msgspec.json.encode(body)
-            head = (
-                f"POST {PATHS[op]} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                f"Content-Length: {len(content)}\r\n\r\n"
-            )
-        await self._stream.send_all(head.encode() + content)
+            return await self.post(PATHS[op], body)
+        return await self._exchange(head.encode())
+
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        """Any other route."""
+        content = msgspec.json.encode(body)
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(content)}\r\n\r\n"
+        )
+        return await self._exchange(head.encode() + content)
+
+    async def _exchange(self, request: bytes) -> Any:
+        await self._stream.send_all(request)
         self._parts, self._complete = [], False
         while not self._complete:
             received = await self._stream.receive_some()

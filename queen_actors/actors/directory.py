@@ -146,7 +146,7 @@ class Directory:
         name = self.queue_names.get(effect.qid)
         if name is None:
             return  # recovery: the queue was deleted later in the same segment
-        self.queues[name].partitions[effect.name] = effect.pid
+        self.queues[name].add_partition(effect.name, effect.pid)
         self.active[effect.pid] = PartitionState(
             effect.pid, effect.qid, effect.name, effect.created_at, effect.log_start
         )

@@ -62,8 +62,8 @@ class Reads:
     async def _fetch(self, entries: Sequence[FetchEntry], max_bytes: int) -> list[Fetched]:
         found: list[Fetched] = []
         room = max_bytes
-        for entry in entries:
-            answer = await self._fetch_one(entry, max(min(entry.max_bytes, room), 1))
+        for entry in entries:  # where there is no room left, an entry before this one got data
+            answer = await self._fetch_one(entry, min(entry.max_bytes, room))
             room -= sum(len(record.payload) for record in answer.records)
             found.append(answer)
         return found
@@ -80,7 +80,9 @@ class Reads:
         end, start = partition.next_offset, partition.log_start
         if not start <= entry.offset <= end:
             return Fetched(entry, (), end, start, "OFFSET_OUT_OF_RANGE")
-        records = await self._producers.read(partition, entry.offset, limits.FETCH_RECORDS, room)
+        records: tuple[Record, ...] = ()
+        if room > 0:
+            records = await self._producers.read(partition, entry.offset, limits.FETCH_RECORDS, room)
         return Fetched(entry, self._core.cipher.plain_all(records), end, start)
 
     # -- by change -------------------------------------------------------------------------------------------------
@@ -88,23 +90,23 @@ class Reads:
     async def changed(self, queue: str, since: int, after: int, limit: int) -> ChangedPage | None:
         """Partitions of a queue, in the order of their creation, that were written at or after `since`; those behind
         partition id `after`. None when there is no such queue."""
+        safe = self._core.clock.now()  # what is written while this looks around may be missed
         state = self._core.directory.queues.get(queue)
         if state is None:
             return None
         found: list[ChangedPartition] = []
         more = False
-        for place, (name, pid) in enumerate(list(state.partitions.items())):
+        for place, pid in enumerate(state.created_after(after)):
             if place % STEP == STEP - 1:
                 await trio.lowlevel.checkpoint()
-            partition = self._core.directory.peek(pid) if pid > after else None
+            partition = self._core.directory.peek(pid)
             if partition is None or partition.last_ts < since:
                 continue
             if len(found) == limit:
                 more = True
                 break
             last = partition.last_ts or None
-            found.append(ChangedPartition(name, pid, partition.next_offset - 1, partition.log_start, last))
-        safe = self._core.clock.now()
+            found.append(ChangedPartition(partition.name, pid, partition.next_offset - 1, partition.log_start, last))
         await self._core.log.durable()
         return ChangedPage(tuple(found), found[-1].pid if more else None, safe)
 

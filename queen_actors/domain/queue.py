@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -105,15 +109,30 @@ class GroupDeleted(Struct, frozen=True):
 
 
 class QueueState:
-    """One queue: the options row, its partitions by name, its groups' registrations, and its dead letters by id."""
+    """One queue: the options row, its partitions by name and in the order of their creation, its groups'
+    registrations, and its dead letters by id."""
 
-    __slots__ = ("dead", "groups", "partitions", "put")
+    __slots__ = ("dead", "groups", "order", "partitions", "put")
 
     def __init__(self, put: QueuePut) -> None:
         self.put = put
         self.partitions: dict[str, int] = {}
+        self.order = array("q")
         self.groups: dict[str, GroupPut] = {}
         self.dead: dict[str, DeadLetterPut] = {}
+
+    def add_partition(self, name: str, pid: int) -> None:
+        """Partitions are numbered as they are created."""
+        assert not self.order or self.order[-1] < pid, "a partition's number is never used twice"
+        self.partitions[name] = pid
+        self.order.append(pid)
+
+    def created_after(self, pid: int) -> Iterator[int]:
+        """The partitions behind this number, in the order of their creation; others may be made meanwhile."""
+        place = bisect_right(self.order, pid)
+        while place < len(self.order):
+            yield self.order[place]
+            place += 1
 
     @property
     def name(self) -> str:
