@@ -1,0 +1,41 @@
+"""The auditor: judges a history by what a user was promised, and knows nothing of how the broker keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .deliveries import Deliveries
+from .effects import Timers, judge_bundles, judge_scratch
+from .history import History
+from .keys import judge_own_keys
+from .logs import Logs
+from .state import judge_state
+from .world import WORKERS
+
+
+def audit(history: History, *, drained: bool = False) -> list[str]:
+    """What was broken, each as a sentence; empty when every promise held. The history ends in a reading.
+
+    `drained`: everything was consumed and every timer became due before that reading, so that what is missing now is
+    lost.
+    """
+    logs = Logs(history)
+    deliveries = Deliveries(history, logs, drained=drained)
+    timers = Timers(history, logs, drained=drained)
+    return [
+        *_judge_statuses(history),
+        *logs.violations,
+        *deliveries.violations,
+        *judge_own_keys(history, WORKERS),
+        *judge_state(history, logs),
+        *timers.violations,
+        *judge_bundles(history, logs, timers, drained=drained),
+        *judge_scratch(history),
+    ]
+
+
+def _judge_statuses(history: History) -> Iterator[str]:
+    """Nothing in the load is malformed, and a broker that lives can always do it."""
+    for call in history.calls:
+        if call.status is not None and call.status >= 300:
+            yield f"round {call.round}: {call.op} was answered {call.status} {call.answer}"

@@ -1,0 +1,105 @@
+"""`queen-actors serve` on one data directory, with limits so small that every kind of file comes and goes, to be
+killed and started again."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+READY_SECONDS = 30.0
+FAULT = "QUEEN_ACTORS_FAULT"
+FAULT_STATUS = 137
+
+
+class NotReady(Exception):
+    """The process ended before it was ready; the text has its status and what it said."""
+
+
+class Node:
+    """The process of one data directory; at most one at a time."""
+
+    def __init__(self, directory: Path, **settings: str) -> None:
+        self.data = directory / "data"
+        self.port = 0
+        self._log = directory / "server.log"
+        self._variables = {f"QUEEN_ACTORS_{name.upper()}": value for name, value in settings.items()}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def spawn(self, fault: str | None = None) -> None:
+        """Begin to start it, with a named point at which it is to die, perhaps."""
+        ours = {
+            name: value for name, value in os.environ.items() if name != "PORT" and not name.startswith("QUEEN_ACTORS_")
+        }
+        variables = {**ours, **self._variables, **({FAULT: fault} if fault else {})}
+        command = [sys.executable, "-m", "queen_actors", "serve", "--port", "0", "--data", str(self.data)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=variables
+            )
+
+    def ready(self) -> None:
+        """Wait for the line that says where it is. Raises NotReady."""
+        process = self._running
+        assert process.stdout is not None
+        line = process.stdout.readline().decode()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
+        if found is None:
+            status = process.wait(READY_SECONDS)
+            raise NotReady(f"status {status}: {line}{self._log.read_text(errors='replace')[-2000:]}")
+        self.port = int(found[1])
+
+    def start(self) -> float:
+        """Spawn, wait until it is ready; returns how many seconds that took. Raises NotReady."""
+        began = time.monotonic()
+        self.spawn()
+        self.ready()
+        return time.monotonic() - began
+
+    def kill(self) -> bool:
+        """SIGKILL. Returns whether it was there to be killed, and not dead already."""
+        process = self._running
+        there = process.poll() is None
+        process.kill()
+        self._reap()
+        return there
+
+    def wait(self, seconds: float) -> int | None:
+        """Its status, when it ends within that time."""
+        try:
+            return self._running.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def stop(self) -> int:
+        """SIGTERM; the status it ends with."""
+        process = self._running
+        process.send_signal(signal.SIGTERM)
+        status = process.wait(READY_SECONDS)
+        self._reap()
+        return status
+
+    def close(self) -> None:
+        """Nothing of it is left behind."""
+        if self._process is not None:
+            self.kill()
+
+    def _reap(self) -> None:
+        process = self._running
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+        self._process = None
+
+    @property
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "it was not started"
+        return self._process
+
+    def said(self) -> str:
+        """What it logged, over all its lives."""
+        return self._log.read_text(errors="replace")

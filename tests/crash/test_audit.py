@@ -1,0 +1,236 @@
+"""The auditor can fail: each kind of broken promise, planted in an honest history, is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from .audit import audit
+from .story import FIRED_AT, Story, item, message
+
+Plant = Callable[[Story], object]
+
+
+def verdict(story: Story, *, drained: bool = True) -> list[str]:
+    story.read()
+    return audit(story.history, drained=drained)
+
+
+def test_an_honest_history_passes() -> None:
+    """Nothing is reported where nothing is wrong, however unsure some answers are."""
+    assert verdict(Story()) == []
+    for name in (
+        "push",
+        "put",
+        "put again",
+        "incr",
+        "won",
+        "acquire",
+        "settle m9",
+        "schedule t1",
+        "cancel t2",
+        "dead g2",
+    ):
+        story = Story()
+        story.named[name].status = None
+        assert verdict(story) == [], name
+
+
+def test_what_was_not_acknowledged_may_be_there_or_not() -> None:
+    """A push, a put, a timer and a whole transaction whose answers were lost may be missing, whole."""
+    story = Story()
+    story.push("last push", item("orders", "a", "m7"))
+    story.named["last push"].status = None
+    story.logs["orders", "a"].pop()
+    story.named["put again"].status = None
+    story.rows["alpha", "w0-k0"] = ({"n": 1}, 1)
+    story.named["settle m9"].status = None
+    story.logs["results", "r0"].pop()
+    story.logs["soon", "s"].pop()
+    del story.rows["done", "m9"]
+    assert verdict(story, drained=False) == []
+    story = Story()
+    story.named["settle m9"].status = None
+    story.logs["results", "r0"].pop()
+    story.logs["soon", "s"].pop()
+    del story.rows["done", "m9"]
+    (told,) = verdict(story)  # nothing may be missing any more once everything was drained
+    assert "settled by no transaction" in told
+
+
+def _delivered_again(story: Story) -> None:
+    story.pop("again", "orders", "g1", message("m1", 0, "L9", "1", "a", 2), message("m2", 1, "L9", "1", "a", 2))
+
+
+def _two_leases(story: Story) -> None:
+    story.push("m6", item("orders", "b", "m6"))
+    for lease, attempt in (("X1", 1), ("X2", 2)):
+        story.pop(lease, "orders", "g1", message("m6", 0, lease, "3", "b", attempt))
+    story.pop("X3", "orders", "g2", message("m6", 0, "X3", "3", "b"))
+
+
+def _skipped(story: Story) -> None:
+    story.push("m6", item("orders", "b", "m6"), item("orders", "b", "m7"))
+    for group in ("g1", "g2"):
+        story.pop(group, "orders", group, message("m7", 1, f"X{group}", "3", "b"))
+
+
+def _attempt_forgotten(story: Story) -> None:
+    story.push("m6", item("orders", "b", "m6"))
+    for group in ("g1", "g2"):
+        for lease in ("X1", "X2"):
+            sent = story.pop(lease, "orders", group, message("m6", 0, lease + group, "3", "b"))
+            story.ack("nack", group, (sent.answer["messages"][0], "failed"))
+
+
+def _payload_changed(story: Story) -> None:
+    story.logs["orders", "a"][0] = item("orders", "a", "m1", more=1)
+
+
+def _half(story: Story, *parts: str) -> None:
+    if "result" in parts:
+        story.logs["results", "r0"].pop()
+    if "key" in parts:
+        del story.rows["done", "m9"]
+    if "timer" in parts:
+        story.logs["soon", "s"].pop()
+
+
+def _unknown_half(story: Story, *parts: str) -> None:
+    story.named["settle m9"].status = None
+    _half(story, *parts)
+
+
+def _acked_without_result(story: Story) -> None:
+    """The result was read back, and the work comes once more."""
+    story.read()
+    story.history.round += 1
+    story.pop("again", "work", "tx", message("m9", 1, "W9", "7", "w0", 2))
+
+
+def _token_again(story: Story) -> None:
+    story.named["renew"].answer["results"][0]["token"] = 5
+
+
+def _granted_twice(story: Story) -> None:
+    (result,) = story.named["held"].answer["results"]
+    result |= {"acquired": True, "slot": 0, "token": 60}
+    story.named["report"].answer["results"][2]["version"] = 61
+    story.named["second report"].answer["results"][2]["version"] = 62
+    for name, version in (("settle m8", 63), ("settle m9", 64)):
+        story.named[name].answer["results"][2]["version"] = version
+
+
+def _token_back(story: Story) -> None:
+    story.logs["reports", "l0#0"][1]["payload"]["token"] = 5
+
+
+def _appeared(story: Story) -> None:
+    """The first reading after the death does not show what the second one does."""
+    story.push("late", item("orders", "b", "m6"))
+    story.named["late"].status = None
+    kept = story.logs["orders", "b"].pop()
+    story.read()
+    story.logs["orders", "b"].append(kept)
+
+
+def _came_back(story: Story) -> None:
+    story.named["after delete"].answer = {"messages": [{**message("s0", 0, "S", "9", "s"), "data": 0}]}
+
+
+def _early(story: Story) -> None:
+    story.named["schedule t1"].answer["results"][0]["deliverAt"] = FIRED_AT.replace("01.000000Z", "01.000001Z")
+
+
+PLANTED: dict[str, tuple[Plant, str]] = {
+    "an acknowledged push is lost": (lambda story: story.logs["orders", "a"].pop(), "m2 was acknowledged at offset 1"),
+    "an offset holds another message": (lambda story: story.logs["orders", "a"].reverse(), "offset 0 was seen as m1"),
+    "a payload changed": (_payload_changed, "not what was pushed"),
+    "a message nobody pushed": (
+        lambda story: story.logs["orders", "a"].append(item("orders", "a", "ghost")),
+        "never asked for",
+    ),
+    "a message twice": (
+        lambda story: story.logs["events", "p0"].append(item("events", "p0", "m5")),
+        "m5 is there twice",
+    ),
+    "a push that came later": (_appeared, "while nobody pushed it"),
+    "dedup forgets": (
+        lambda story: story.named["push again"].answer[0].update(status="queued"),
+        "queued a second time",
+    ),
+    "dedup tells another offset": (
+        lambda story: story.named["push again"].answer[0].update(offset=7),
+        "answered with offsets 0 and 7",
+    ),
+    "acked and delivered again": (_delivered_again, "0 was delivered again; 1 was acked"),
+    "a group skips a message": (_skipped, "only -1 can have been acked"),
+    "two leases at once": (_two_leases, "was leased"),
+    "attempts begin anew": (_attempt_forgotten, "attempt 1, then 1"),
+    "a group never gets a message": (
+        lambda story: story.named.pop("pop g1").answer["messages"].pop(),
+        "offsets [1] were never delivered",
+    ),
+    "committed at delivery, and again": (
+        lambda story: story.pop("twice", "events", "auto", message("m5", 0, "", "2", "p0"), autoAck="true"),
+        "delivered again after a commit at delivery",
+    ),
+    "a dead letter is lost": (lambda story: story.dead.clear(), "dead letters [1] are lost"),
+    "a dead letter twice": (lambda story: story.dead.extend(story.dead), "dead-lettered twice"),
+    "a key has an older value": (lambda story: story.rows.update({("alpha", "w0-k0"): ({"n": 1}, 1)}), "was answered"),
+    "a key is lost": (lambda story: story.rows.pop(("alpha", "w0-k0")), "was answered"),
+    "a deleted key is back": (lambda story: story.rows.update({("beta", "w0-k1"): (1, 99)}), "was answered"),
+    "a version falls": (lambda story: story.put("low", "alpha", "w0-k2", 1, 8), "got version 8 in round 1, after 10"),
+    "a version twice": (lambda story: story.put("same", "alpha", "w0-k2", 1, 10), "version 10 was given to"),
+    "a counter lost an increment": (lambda story: story.rows.update({("counters", "c0"): (0, 3)}), "possible are 2..2"),
+    "a counter passes its bound": (
+        lambda story: story.named["incr"].answer["results"][0].update(value=41),
+        "went to 41",
+    ),
+    "two winners": (
+        lambda story: story.named["beaten"].answer["results"][0].update(applied=True, value="1-1", version=99),
+        "race r1-0",
+    ),
+    "a token is used again": (_token_again, "version 5 was given to"),
+    "two holders of one permit": (_granted_twice, "60 was granted while 6 was held"),
+    "a guarded resource goes back": (_token_back, "lies behind one under 6"),
+    "a timer fires twice": (
+        lambda story: story.logs["fired", "t0"].append(item("fired", "t0", "t1")),
+        "t1 fired 2 times",
+    ),
+    "a timer is lost": (lambda story: story.logs["fired", "t0"].pop(), "t4 is lost"),
+    "a timer fires early": (_early, "before"),
+    "a cancelled timer fires": (
+        lambda story: story.logs["fired", "t0"].append(item("fired", "t0", "t2")),
+        "t2 was cancelled, and fired",
+    ),
+    "a moved timer fires as it was": (
+        lambda story: story.logs["fired", "t0"].append(item("fired", "t0", "t3")),
+        "t3 was rescheduled, and fired",
+    ),
+    "half a transaction, without its message": (lambda story: _unknown_half(story, "result"), "half a transaction"),
+    "half a transaction, without its key": (lambda story: _unknown_half(story, "key"), "half a transaction"),
+    "half a transaction, without its timer": (lambda story: _unknown_half(story, "timer"), "half a transaction"),
+    "half a transaction, without its ack": (_acked_without_result, "delivered again: half a transaction"),
+    "a whole transaction is lost": (lambda story: _half(story, "result", "key", "timer"), "transaction is lost"),
+    "a deleted message is back": (_came_back, "came back after a delete"),
+    "a deleted queue keeps its dedup": (
+        lambda story: story.named["scratch again"].answer[0].update(status="duplicate"),
+        "after a delete a push was answered",
+    ),
+    "a broker that lives refuses": (
+        lambda story: setattr(story.named["put again"], "status", 503),
+        "kv was answered 503",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_reported(fault: str) -> None:
+    """The auditor says what is wrong, in words that name it."""
+    plant, words = PLANTED[fault]
+    story = Story()
+    plant(story)
+    told = verdict(story)
+    assert any(words in text for text in told), told

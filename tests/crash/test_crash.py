@@ -1,0 +1,81 @@
+"""The real process under load, killed at any moment and at named points of its log's work; everything is read back.
+
+QUEEN_ACTORS_KILLS=300 python -m pytest tests/crash     # or python -m tests.crash --kills 300 --seed 1
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from .campaign import campaign
+from .history import READER, History
+from .node import Node
+from .peer import Peer, connected
+
+KILLS = int(os.environ.get("QUEEN_ACTORS_KILLS", "20"))
+READY_SECONDS = 5.0
+ROWS = 100_000
+ROWS_KILLS = 5
+ROWS_READY_SECONDS = 3.0
+
+
+@pytest.mark.timeout(60 + 10 * KILLS)
+async def test_kills_break_no_promise(tmp_path: Path) -> None:
+    """I1-I12, I14, A66: after each death it starts by itself, and everything that was acknowledged is there, whole and
+    once; the log rolled, was sealed and was snapshotted meanwhile."""
+    seed = random.getrandbits(32)
+    summary = await campaign(tmp_path, seed, KILLS)
+    told = "\n".join([f"seed {seed}", *summary.lines()])
+    print(told)
+    assert summary.violations == [], told
+    assert summary.kills + summary.points.total() >= KILLS, told
+    assert summary.points.total() >= KILLS // 4, told
+    assert summary.acknowledged > 30 * KILLS, told
+    assert max(summary.ready) < READY_SECONDS, told
+    names = [name for _, _, files in os.walk(tmp_path) for name in files]
+    assert any(name.startswith("segment-") for name in names), names
+    assert any(name.startswith("snapshot-") for name in names), names
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.close()
+
+
+async def test_ready_soon_after_a_kill_with_many_rows(node: Node) -> None:
+    """At 100,000 rows that no file but the journal holds, it is ready within 3 s of its start, with all of them. The
+    best of some kills counts: the machine may do something else meanwhile."""
+    await trio.to_thread.run_sync(node.start)
+    async with connected(node.port, History(), 0) as peer:
+        for first in range(0, ROWS, 1000):
+            items = [
+                {"queue": "q", "partition": f"p{number % 50}", "transactionId": f"t{number}", "payload": {"n": number}}
+                for number in range(first, first + 1000)
+            ]
+            assert (await peer.call("push", {"items": items})).acknowledged
+    taken: list[float] = []
+    while len(taken) < ROWS_KILLS and min(taken, default=ROWS_READY_SECONDS) >= ROWS_READY_SECONDS:
+        node.kill()
+        taken.append(await trio.to_thread.run_sync(node.start))
+    async with connected(node.port, History(), READER) as peer:
+        assert await _numbers(peer) == list(range(ROWS))
+    print(f"ready in {min(taken):.2f} s at {ROWS} rows, of {len(taken)} kills")
+    assert min(taken) < ROWS_READY_SECONDS
+
+
+async def _numbers(peer: Peer) -> list[int]:
+    """The payloads of all partitions of `q`, in order."""
+    found: list[int] = []
+    for number in range(50):
+        entries = [{"queue": "q", "partition": f"p{number}", "offset": 0}]
+        (answer,) = (await peer.call("fetch", {"entries": entries})).answer["entries"]
+        found += [record["payload"]["n"] for record in answer["records"]]
+    return sorted(found)
