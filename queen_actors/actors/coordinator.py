@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from queen_actors.domain import cursor as cursor_rules
 from queen_actors.domain import transaction as rules
 from queen_actors.domain.cursor import Ack, AckOutcome
@@ -75,6 +77,8 @@ class Coordinator:
         if refused is not None:
             return rules.rejected_ack(refused.error)
         items = [step for step in transaction.steps if isinstance(step, PushItem)]
+        if transaction.producer is not None:
+            items = [replace(item, producer=transaction.producer) for item in items]
         pushed = self._producers.decide(draft, items) if items else []
         pairs = zip(pushed, items, strict=True)
         if any(outcome.status == "duplicate" and self._is_old(outcome, item) for outcome, item in pairs):

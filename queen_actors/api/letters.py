@@ -54,7 +54,7 @@ async def remove(call: Call) -> Reply:
 
 
 ROUTES = (
-    Route("DELETE", "/api/v1/dlq", purge, Access.ADMIN),
+    Route("DELETE", "/api/v1/dlq", purge, Access.READ_WRITE),
     Route("POST", "/api/v1/dlq/:letter/replay", replay, Access.READ_WRITE),
     Route("POST", "/api/v1/messages/:partition/*transaction/retry", retry, Access.READ_WRITE),
     Route("DELETE", "/api/v1/messages/:partition/*transaction", remove, Access.READ_WRITE),
