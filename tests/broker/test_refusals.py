@@ -161,22 +161,27 @@ async def test_a_group_commit_is_refused_as_a_whole(autojump_clock: MockClock) -
         store.faults.full = True
         refused = 0
 
-        async def bump() -> None:
+        async def bump(number: int = 99) -> None:
             nonlocal refused
+            for _ in range(number % 4):
+                await trio.lowlevel.checkpoint()
             try:
-                await broker.kv([Incr("ns", "n", Decimal(1), None)])
+                await broker.kv([Incr("ns", "n", Decimal(1), None), put(f"k{number}")])
             except StorageFull:
                 refused += 1
 
         async with trio.open_nursery() as nursery:
-            for _ in range(50):
-                nursery.start_soon(bump)
+            for number in range(50):
+                nursery.start_soon(bump, number)
         assert refused == 50
         assert await value_of(broker, "n") == b"0"
         store.faults.full = False
         await trio.sleep(1)
         await bump()
         assert await value_of(broker, "n") == b"1"
+        after = state_of(broker)
+    async with started(store.reopen()) as broker:
+        assert state_of(broker) == after
 
 
 async def test_background_work_survives_a_full_disk(autojump_clock: MockClock) -> None:
