@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from copy import copy
 
 import outcome
@@ -18,6 +19,10 @@ from queen_actors import limits
 from queen_actors.domain.effects import Appended, Entry, StreamRowPut
 from queen_actors.errors import Overloaded, QueenError, StorageFailed, StorageFull, Unavailable
 from queen_actors.ports import Store
+
+decided: ContextVar[Callable[[], None] | None] = ContextVar("decided", default=None)
+"""What a task leaves here is called when its command has been decided, and nothing but the disk is waited for: so a
+connection's requests can take effect in order, and still share their commits."""
 
 PROBE_SECONDS = 0.5
 """How often a full disk is asked whether there is room again."""
@@ -115,6 +120,9 @@ class Log:
 
         Raises StorageFull when it was refused, StorageFailed when its fate is not known. Always a checkpoint.
         """
+        tell = decided.get()
+        if tell is not None:
+            tell()
         wanted = self.position if position is None else position
         if self.reloading:
             raise Unavailable("the state is being read again from the log; send the call again", code="retry")

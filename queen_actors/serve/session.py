@@ -7,11 +7,14 @@ many are under way as may be. When the connection ends, what was received is fin
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
+from math import inf
 
 import trio
 
 from queen_actors import __version__, limits
+from queen_actors.actors.log import decided as when_decided
 from queen_actors.api import Access, Api, Authorize, Reply, Request
 from queen_actors.api.errors import error_reply
 from queen_actors.api.messages import NO_CONTENT, value_reply
@@ -29,6 +32,8 @@ from .socket_routes import ROUTES, Headers, pop_request, pop_timeout_ms
 
 Work = Callable[[Frame], Awaitable[Reply]]
 
+PAUSE_SECONDS = 1.0
+"""A reader that stops for less still sees what comes in time."""
 _REFUSED = {401: wire.UNAUTHORIZED, 403: wire.FORBIDDEN}
 """What a connection is closed with when its `auth` is answered with this status."""
 
@@ -63,8 +68,8 @@ class Session:
         self._under_way_bytes = 0
         self._pops = 0
         self._place_free = trio.lowlevel.ParkingLot()
-        self._paused = False
-        self._read_freely = True  # since the last ping, the reader never had to stop
+        self._paused_since = inf
+        self._read_freely = True  # since the last ping, the reader did not have to stop for long
         self.linger_seconds = limits.WS_LINGER_SECONDS
         self._own: Mapping[str, Work] = {
             "pop": self._pop,
@@ -132,9 +137,12 @@ class Session:
             self._say(frame.id, frame.op, error_reply(unknown))
             return
         await self._place(len(frame.text))
-        requests.start_soon(self._answer, frame, work)
-        # the task runs until it waits for something before whatever is started after this checkpoint
+        decided = trio.Event()
+        requests.start_soon(self._answer, frame, work, decided)
         await trio.lowlevel.checkpoint()
+        if not decided.is_set() and not (frame.op == "pop" and pop_timeout_ms(frame)):
+            with self._pause():
+                await decided.wait()
 
     def _route_of(self, op: str) -> Work | None:
         return self._call if op in ROUTES else None
@@ -142,12 +150,28 @@ class Session:
     async def _place(self, size: int) -> None:
         """Wait while as much is under way as may be, or the peer does not read its replies."""
         outbox = self._link.outbox
-        while self._is_full(size):
-            self._paused, self._read_freely = True, False
-            await (outbox.room() if outbox.crowded else self._place_free.park())
-        self._paused = False
+        if self._is_full(size):
+            with self._pause():
+                while self._is_full(size):
+                    await (outbox.room() if outbox.crowded else self._place_free.park())
         self._under_way += 1
         self._under_way_bytes += size
+
+    @contextmanager
+    def _pause(self) -> Generator[None, None, None]:
+        """The reader stops: pongs lie unread, and nobody is to be taken for dead for that."""
+        self._paused_since = trio.current_time()
+        try:
+            yield
+        finally:
+            if trio.current_time() - self._paused_since >= PAUSE_SECONDS:
+                self._read_freely = False
+            self._paused_since = inf
+
+    @property
+    def _judged(self) -> bool:
+        """Has the reader run since the last ping, so that the pong would have been seen?"""
+        return self._read_freely and self._paused_since == inf
 
     def _is_full(self, size: int) -> bool:
         count, total = self._under_way, self._under_way_bytes + size
@@ -155,12 +179,14 @@ class Session:
             count >= limits.WS_PIPELINE or (count > 0 and total > limits.WS_PIPELINE_BYTES) or self._link.outbox.crowded
         )
 
-    async def _answer(self, frame: Frame, work: Work) -> None:
+    async def _answer(self, frame: Frame, work: Work, decided: trio.Event) -> None:
+        when_decided.set(decided.set)
         try:
             reply = await work(frame)
         except QueenError as error:
             reply = error_reply(error)
         finally:
+            decided.set()
             self._under_way -= 1
             self._under_way_bytes -= len(frame.text)
             self._place_free.unpark_all()
@@ -227,7 +253,7 @@ class Session:
             with trio.move_on_after(min(interval, self._feeds.patience)):
                 await self._feeds.changed.park()
             answered = await self._answered(interval)
-            if answered or not self._read_freely:
+            if answered or not self._judged:
                 await self._feeds.keep_alive()
             elif not self._link.outbox.finished:
                 self._link.abandon()
@@ -236,7 +262,7 @@ class Session:
     async def _answered(self, seconds: float) -> bool:
         """Whether the peer answers a ping. While it has not answered for so long that leases run out, it gets nothing
         more: what it cannot keep would come back to it, and again, until its delivery limit."""
-        self._read_freely = not self._paused
+        self._read_freely = self._paused_since == inf
         began = trio.current_time()
         with trio.move_on_at(began + seconds):
             async with trio.open_nursery() as nursery:
@@ -249,7 +275,7 @@ class Session:
 
     async def _hold_after(self, seconds: float) -> None:
         await trio.sleep(seconds)
-        if self._read_freely:
+        if self._judged:
             self._gate.hold()
 
     async def _watch_stalls(self) -> None:

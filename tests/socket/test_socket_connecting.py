@@ -275,6 +275,16 @@ async def test_a_dead_peer_is_dropped(hall: House) -> None:
     assert hall.sockets.open == 0
 
 
+async def test_a_busy_peer_that_answers_no_ping_is_dropped(hall: House) -> None:
+    """A pong is the only sign of life that counts: who keeps asking and never answers is dropped too."""
+    peer = await hall.peer(answers_pings=False)
+    with trio.move_on_after(60):
+        while not peer.ended.is_set():
+            await peer.say({"op": "push", "items": []})
+            await trio.sleep(0.5)
+    assert peer.ended.is_set()
+
+
 async def test_a56_idle_client_sees_heartbeats() -> None:
     """A56. With a heartbeat of 0.5 s an idle client sees a frame every 0.5 s."""
     async with house(Settings(data=None, heartbeat_seconds=0.5)) as hall:

@@ -12,6 +12,7 @@ from socket_peer import House, acks, house, items
 
 from queen_actors import limits
 from queen_actors.api import Request
+from queen_actors.config import Settings
 from queen_actors.storage.memory import Faults
 
 VIRTUAL_TIME = True
@@ -301,6 +302,26 @@ async def test_requests_take_effect_in_the_order_sent() -> None:
         assert versions == sorted(versions)
         assert offsets == list(range(200))
         assert trio.current_time() - began < 1, "they shared their commits"
+
+
+async def test_in_order_although_one_must_be_loaded() -> None:
+    """An ack that must read its message from a segment before it can be decided is not overtaken by what follows it."""
+    faults = Faults()
+    async with house(Settings(data=None, record_cache_bytes=1), faults=faults) as hall:
+        peer = await hall.peer()
+        await peer.ask("push", items=items("q", 1, 2))
+        popped = await peer.ask("pop", queue="q", batch=1)
+        await hall.broker.seal()
+        faults.read_latency = 1
+        await peer.say(
+            {"id": 1, "op": "ack", "acknowledgments": acks(popped["body"], status="dlq")},
+            {"id": 2, "op": "pop", "queue": "q", "batch": 1},
+            {"id": 3, "op": "kv", "operations": [{"op": "get", "ns": "n", "key": "k"}]},
+        )
+        began = trio.current_time()
+        await peer.reply(1)
+        assert trio.current_time() - began >= 1, "it had to be read"
+        assert [m["data"] for m in (await peer.reply(2))["body"]["messages"]] == [2]
 
 
 async def test_push_then_pop_sees_the_push() -> None:
