@@ -105,8 +105,7 @@ class Campaign:
         finally:
             self.node.close()
             self.summary.count(self.world.history)
-            if self.summary.violations:
-                self.world.history.save(self._directory / "history.jsonl")
+            self.world.history.save(self._directory / "history.jsonl")
 
     async def _round(self, fault: str | None) -> None:
         """Start, read, judge, load, die."""

@@ -126,10 +126,10 @@ class Story:
         lost = {"applied": False, "reason": "exists", "value": "0-1", "version": 4}
         self.kv("beaten", ({**race, "value": "1-1"}, lost), worker=1)
         self.rows["races", "r1-0"] = ("0-1", 4)
-        acquire = {"op": "acquire", "name": "l0", "ttlSeconds": 2, "owner": "o0"}
+        acquire: Json = {"op": "acquire", "name": "l0", "ttlSeconds": 2, "owner": "o0"}
         permit: Json = {"name": "l0", "slot": 0}
         self.say("acquire", "locks", {"operations": [acquire]}, {"results": [{**permit, "acquired": True, "token": 5}]})
-        renew = {"op": "renew", **permit, "token": 5, "ttlSeconds": 2, "owner": "o0"}
+        renew: Json = {"op": "renew", **permit, "token": 5, "ttlSeconds": 2, "owner": "o0"}
         self.say("renew", "locks", {"operations": [renew]}, {"results": [{**permit, "renewed": True, "token": 6}]})
         other = {**acquire, "owner": "o1"}
         self.say("held", "locks", {"operations": [other]}, {"results": [{"name": "l0", "acquired": False}]}, worker=1)
@@ -198,12 +198,12 @@ class Story:
             self._get(ns, [key for key in own_keys(0) if key[-1] in last])
         self._get("counters", COUNTERS)
         for ns in ("races", "done", "guarded"):
-            rows = [
+            kept_rows: list[Json] = [
                 {"key": key, "value": value, "version": version}
                 for (kept, key), (value, version) in sorted(self.rows.items())
                 if kept == ns
             ]
-            page = {"op": "getPrefix", "rows": rows, "nextAfter": None}
+            page: Json = {"op": "getPrefix", "rows": kept_rows, "nextAfter": None}
             self._see("kv", {"operations": [{"op": "getPrefix", "ns": ns, "prefix": "x"}]}, {"results": [page]})
         self._see(
             "locks", {"operations": [{"op": "get", "name": name} for name in LOCKS]}, {"results": [{}] * len(LOCKS)}
