@@ -57,6 +57,8 @@ class Log:
         self._groups = 0
         self.full = False
         self.reloading = False
+        self.reloads = 0
+        """How often the state was read again: what was looked at before is void."""
         self._reloaded = trio.Event()
         self._failure: QueenError | None = None
         self._closing = False
@@ -216,6 +218,7 @@ class Log:
         look at that until it has been read again (`restart`)."""
         self.full = True
         self.reloading = True
+        self.reloads += 1
         self._reloaded = trio.Event()
         self._pending.clear()
         self._backlog = 0

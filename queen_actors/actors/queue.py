@@ -8,7 +8,7 @@ made from the partitions' states, and a pop never looks at partitions that have 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
 import trio
@@ -48,12 +48,13 @@ def claimable_at(partition: PartitionState, cursor: CursorPut, options: QueueOpt
 class GroupIndex:
     """The partitions of one queue as one group sees them."""
 
-    __slots__ = ("_later", "group", "pauses", "queue", "ready", "start", "whole")
+    __slots__ = ("_later", "_unseen", "group", "pauses", "queue", "ready", "start", "whole")
 
     def __init__(self, queue: str, group: str, pauses: tuple[int, int]) -> None:
         self.queue = queue
         self.group = group
         self.ready: OrderedDict[int, None] = OrderedDict()  # O(1) at both ends, unlike a dict
+        self._unseen: list[int] = []
         self._later: Deadlines[int] = Deadlines()
         self.whole = False
         """Whether every partition of the queue was taken in; pops of one partition each do not need that."""
@@ -61,6 +62,16 @@ class GroupIndex:
         self.start: tuple[str, int] | None = None
         """Delay and window, and the registered start, under which partitions were put aside: when these change, what
         was put aside must be looked at again."""
+
+    @property
+    def any(self) -> bool:
+        """May any partition have something?"""
+        return bool(self.ready or self._unseen)
+
+    def all_ready(self, pids: Iterable[int]) -> None:
+        """Something may be in each of these. They come into the line as they are looked at: there may be millions."""
+        self._unseen = list(pids)
+        self._unseen.reverse()
 
     def is_ready(self, pid: int) -> None:
         """Something may be there for the group: the next pop looks."""
@@ -84,8 +95,16 @@ class GroupIndex:
         return self._later.next_at
 
     def round(self) -> Iterator[int]:
-        """The ready partitions once around, least recently looked at first."""
-        for _ in range(len(self.ready)):
+        """The ready partitions once around, those that were not looked at yet first, then the least recently looked
+        at. What is not taken out of the line, or `passed`, is the next again."""
+        seen_before = len(self.ready)
+        while self._unseen:
+            new = self._unseen.pop()
+            if new not in self.ready:
+                self.ready[new] = None
+                self.ready.move_to_end(new, last=False)
+                yield new
+        for _ in range(seen_before):
             pid = next(iter(self.ready), None)
             if pid is None:
                 return

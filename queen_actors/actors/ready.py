@@ -49,7 +49,7 @@ class Ready:
             index.start = (group.mode, group.from_ts)
         if whole and not index.whole:
             index.whole = True
-            index.ready.update(dict.fromkeys(queue.partitions.values()))
+            index.all_ready(queue.partitions.values())
         return index
 
     def _known(self, queue: QueueState, group: str) -> GroupIndex:
@@ -62,7 +62,7 @@ class Ready:
     def left(self, group: str, claims: Iterable[Claim]) -> bool:
         """Has one of the queues that were just claimed from something more for the group?"""
         indexes = (self._indexes.get(name, {}).get(group) for name in {claim.queue for claim in claims})
-        return any(index is not None and index.ready for index in indexes)
+        return any(index is not None and index.any for index in indexes)
 
     def aside(self, index: GroupIndex, pid: int, at: int | None) -> None:
         """The partition has nothing for the group before `at`, or (None) until something happens to it."""
@@ -170,11 +170,12 @@ class Ready:
             if index.pauses != pauses:
                 index.pauses = pauses
                 self._all(queue, index)
-        self.waiters.wake_line(queue)
+        if queue.partitions:
+            self.waiters.wake_line(queue)
 
     def _all(self, queue: QueueState, index: GroupIndex) -> None:
         if index.whole:
-            index.ready.update(dict.fromkeys(queue.partitions.values()))
+            index.all_ready(queue.partitions.values())
         self.waiters.wake_line(queue, index.group)
 
     def reset(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
 
+import trio
 from msgspec.structs import replace
 
 from queen_actors import limits
@@ -24,6 +25,9 @@ from queen_actors.values import QUEUE_MODE
 from .core import Core, Draft
 from .partition import Producers
 
+STEP = 500
+"""How many partitions are looked at before others may run: a millisecond or two."""
+
 
 class Views:
     """The reading side of one broker. Every reply waits until what it shows is durable."""
@@ -34,23 +38,26 @@ class Views:
 
     async def queue(self, name: str) -> QueueView | None:
         """The queue with the counts of each of its partitions; None when there is none."""
-        await self._core.turn()
-        state = self._core.directory.queues.get(name)
-        found = None
-        if state is not None:
-            now = self._core.clock.now()
-            dead: dict[int, int] = {}
-            for letter in state.dead.values():
-                dead[letter.pid] = dead.get(letter.pid, 0) + 1
-            found = state.view(tuple(_counts(p, dead.get(p.pid, 0), now) for p in self._partitions(state)))
+        found, reloads = None, -1
+        while reloads != self._core.log.reloads:
+            await self._core.turn()
+            reloads = self._core.log.reloads
+            state = self._core.directory.queues.get(name)
+            found = None if state is None else state.view(await self._partitions(state))
         await self._core.log.durable()
         return found
 
-    def _partitions(self, state: QueueState) -> Iterator[PartitionState]:
-        for pid in state.partitions.values():
+    async def _partitions(self, state: QueueState) -> tuple[PartitionView, ...]:
+        now = self._core.clock.now()
+        dead = Counter(letter.pid for letter in state.dead.values())
+        found: list[PartitionView] = []
+        for place, pid in enumerate(list(state.partitions.values())):
+            if place % STEP == STEP - 1:
+                await trio.lowlevel.checkpoint()
             partition = self._core.directory.peek(pid)
             if partition is not None:
-                yield partition
+                found.append(_counts(partition, dead[pid], now))
+        return tuple(found)
 
     async def dead_letters(
         self,

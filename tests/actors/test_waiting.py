@@ -104,6 +104,30 @@ def test_an_index_serves_round_robin() -> None:
     assert 2 not in index.ready
 
 
+def test_an_index_of_many_is_made_as_it_is_looked_at() -> None:
+    """Each partition once in a round, whether it was known to be ready or was not looked at yet."""
+    index = GroupIndex("q", "g", (0, 0))
+    index.is_ready(3)
+    index.all_ready(range(5))
+    assert index.any
+    seen = []
+    for pid in index.round():
+        index.passed(pid)
+        seen.append(pid)
+        if pid == 1:
+            break
+    assert seen == [0, 1]
+    seen.clear()
+    for pid in index.round():
+        index.passed(pid)
+        seen.append(pid)
+    assert sorted(seen) == [0, 1, 2, 3, 4]
+    assert seen[0] == 2
+    for pid in index.round():
+        index.rest(pid)
+    assert not index.any
+
+
 def test_an_index_knows_when_to_look() -> None:
     """The earliest instant counts; what is due is taken out once."""
     index = GroupIndex("q", "g", (0, 0))
