@@ -112,18 +112,7 @@ class Broker:
         """Claim messages for a group, waiting for some as long as asked (7). A cancelled caller holds no lease."""
         reply = await self._pops.pop(request)
         self.counts.popped(reply)
-        try:
-            return self._plain(reply)
-        except QueenError:  # the key is missing: nobody can read them, so nobody holds them
-            self._acks.withdraw(reply.lease_id)
-            raise
-
-    def _plain(self, reply: PopReply) -> PopReply:
-        """The reply with its payloads in the clear."""
-        if not any(record.encrypted for claim in reply.claims for record in claim.records):
-            return reply
-        plain = self._core.cipher.plain_all
-        return replace(reply, claims=tuple(replace(c, records=plain(c.records)) for c in reply.claims))
+        return reply
 
     async def ack(self, acks: Sequence[Ack]) -> list[AckOutcome]:
         """Settle messages; one outcome per ack, in order (8)."""

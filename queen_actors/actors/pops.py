@@ -211,7 +211,7 @@ class Pops:
         reply = PopReply(
             lease_id if claims else "",
             request.group,
-            tuple(claims),
+            tuple(self._plain(claim) for claim in claims),
             request.conflation and conflating,
             request.conflation and not conflating,
         )
@@ -233,6 +233,13 @@ class Pops:
         elif any(isinstance(effect, DeadLetterPut) for effect in draft.effects):
             return None
         return reply
+
+    def _plain(self, claim: Claim) -> Claim:
+        """The claim with its payloads in the clear. Raises QueenError when the key is missing: what nobody can read,
+        nobody takes."""
+        if not any([record.encrypted for record in claim.records]):
+            return claim
+        return replace(claim, records=self._core.cipher.plain_all(claim.records))
 
     def _hold(self, call: _Call, claims: Sequence[Claim]) -> float | None:
         """Until when the pop waits for a fuller batch instead of making these claims; None when it makes them now."""

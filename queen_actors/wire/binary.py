@@ -93,10 +93,9 @@ def parse_binary_push(body: bytes) -> Push:
     groups = reader.number(4)
     if groups > _GROUPS_MAX:
         raise TooLarge(f"{groups} groups; one push takes at most {_GROUPS_MAX}")
+    room = _Room(limits.PUSH_ITEMS, limits.BODY_BYTES)
     for _ in range(groups):
-        items.extend(_framed(reader) if flags & _FRAMES else _plain(reader, txns=bool(flags & _TXNS)))
-        if len(items) > limits.PUSH_ITEMS:
-            raise TooLarge(f"more than {limits.PUSH_ITEMS} items; one push takes no more")
+        items.extend(_framed(reader, room) if flags & _FRAMES else _plain(reader, room, txns=bool(flags & _TXNS)))
     if reader.left:
         raise _malformed(f"{reader.left} bytes follow its last group")
     return Push(items, bool(flags & _COUNTS))
@@ -112,10 +111,9 @@ def parse_binary_transaction(body: bytes, horizon: int, producer: str | None) ->
         raise _malformed(f"unknown flags {flags & ~_COUNTS:#x}")
     head = reader.take(reader.number(4))
     pushes: list[PushItem] = []
+    room = _Room(limits.TRANSACTION_STEPS, limits.BODY_BYTES)
     for _ in range(reader.number(4)):
-        pushes.extend(_framed(reader))
-        if len(pushes) > limits.TRANSACTION_STEPS:
-            raise BadRequest(f"more than {limits.TRANSACTION_STEPS} pushes in one transaction")
+        pushes.extend(_framed(reader, room))
     if reader.left:
         raise _malformed(f"{reader.left} bytes follow its last group")
     return BinaryTransaction(parse_transaction(head or b"{}", horizon, producer, pushes), bool(flags & _COUNTS))
@@ -148,18 +146,36 @@ def _names(reader: _Reader) -> tuple[str, str]:
     return queue, partition
 
 
-def _plain(reader: _Reader, *, txns: bool) -> Iterator[PushItem]:
+class _Room:
+    """What one call may still hold; groups are small on the wire, and large once decompressed."""
+
+    def __init__(self, items: int, size: int) -> None:
+        self._most = self._items = items
+        self.size = size
+
+    def take(self, items: int, size: int = 0) -> int:
+        """The items. Raises TooLarge."""
+        self._items -= items
+        self.size -= size
+        if self._items < 0:
+            raise TooLarge(f"more than {self._most} items; one call takes no more")
+        return items
+
+
+def _plain(reader: _Reader, room: _Room, *, txns: bool) -> Iterator[PushItem]:
     queue, partition = _names(reader)
-    for _ in range(reader.number(4)):
+    for _ in range(room.take(reader.number(4))):
         txn = reader.text() if txns else ""
         yield _item(queue, partition, txn, reader.take(reader.number(4)), None)
 
 
-def _framed(reader: _Reader) -> Iterator[PushItem]:
+def _framed(reader: _Reader, room: _Room) -> Iterator[PushItem]:
     """A group whose messages are one zstd frame of frames, each with the id that the client minted."""
     queue, partition = _names(reader)
-    count = reader.number(4)
-    inner = _Reader(_inflate(reader.take(reader.number(4)), limits.BODY_BYTES))
+    count = room.take(reader.number(4))
+    raw = _inflate(reader.take(reader.number(4)), room.size)
+    room.take(0, len(raw))
+    inner = _Reader(raw)
     for _ in range(count):
         frame = _Reader(inner.take(inner.number(4)))
         if frame.number(1):

@@ -8,6 +8,7 @@ import pytest
 import zstandard
 from queen.http import push_binary
 
+from queen_actors import limits
 from queen_actors.domain.cursor import Ack
 from queen_actors.domain.partition import PushItem
 from queen_actors.errors import BadRequest, QueenError
@@ -119,3 +120,21 @@ def test_a_binary_transaction_is_its_head_and_then_its_groups() -> None:
     assert [step.txn for step in bundle.steps[1:] if isinstance(step, PushItem)] == ["t1", "t2"]
     assert bundle.required_leases == ("L1",)
     assert len(bundle.kv) == 1
+
+
+def test_many_small_bombs_are_one_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bounds of a body and of a push are of all groups together, and hold before anything is made of them."""
+    monkeypatch.setattr(limits, "BODY_BYTES", 1 << 20)
+    payload = b'"' + b"x" * (600 << 10) + b'"'
+    frame = bytes(1 + 16) + struct.pack("<H", 1) + b"t" + payload
+    group = b"\x01\x00q\x00\x00" + struct.pack("<I", 1)
+    small = zstandard.ZstdCompressor().compress(struct.pack("<I", len(frame)) + frame)
+    one = group + struct.pack("<I", len(small)) + small
+    assert len(parse_binary_push(b"QPB1\x08" + struct.pack("<I", 1) + one).items) == 1
+    with pytest.raises(QueenError) as refusal:
+        parse_binary_push(b"QPB1\x08" + struct.pack("<I", 2) + one + one)
+    assert refusal.value.status == 413
+    crowd = b"\x01\x00q\x00\x00" + struct.pack("<I", limits.PUSH_ITEMS + 1)
+    with pytest.raises(QueenError) as refusal:
+        parse_binary_push(b"QPB1\x00" + struct.pack("<I", 1) + crowd)
+    assert refusal.value.status == 413
