@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 
 from msgspec import Struct
 
@@ -346,9 +347,14 @@ class Acks:
         if hold is not None and hold.expires <= now:
             self._end(key, hold, "expired")
 
-    def ending(self, reason: str) -> None:
-        """Leases that end in the step that is committed next end for this reason."""
+    @contextmanager
+    def ending(self, reason: str) -> Generator[None]:
+        """Leases that end in the step that is committed in this block end for this reason."""
         self._reason = reason
+        try:
+            yield
+        finally:
+            self._reason = "settled"
 
     def observe(self, effect: Effect) -> None:
         """An effect was applied: does a session hold fewer messages now?"""

@@ -58,7 +58,8 @@ class Coordinator:
             draft = Draft(self._core)
             reply = self._decide(draft, transaction, acks, loaded)
             if isinstance(reply, Committed):
-                self._core.commit(draft)
+                with self._acks.ending("seek" if transaction.positions and not acks else "settled"):
+                    self._core.commit(draft)
         await self._core.log.durable()
         return reply
 

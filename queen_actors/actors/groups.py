@@ -121,11 +121,8 @@ class Groups:
         return len(changed)
 
     def _commit(self, draft: Draft, reason: str) -> None:
-        self._acks.ending(reason)
-        try:
+        with self._acks.ending(reason):
             self._core.commit(draft)
-        finally:
-            self._acks.ending("settled")
 
     def _partitions(self, queue: QueueState, partition: str | None) -> Sequence[PartitionState]:
         names = queue.partitions if partition is None else {partition} & queue.partitions.keys()

@@ -12,6 +12,7 @@ from trio.testing import MockClock
 
 from queen_actors.domain.cursor import Ack, LeaseEnd
 from queen_actors.domain.partition import PushItem
+from queen_actors.domain.transaction import PositionCommit, Transaction
 from queen_actors.errors import QueenError
 from queen_actors.storage.memory import Faults, MemoryStore
 
@@ -56,6 +57,7 @@ async def test_a_restart_gives_the_leases_of_sessions_back(autojump_clock: MockC
         ("expiry, and another has it", "expired"),
         ("expiry, and an autoAck has it", "expired"),
         ("seek", "seek"),
+        ("position", "seek"),
         ("group", "deleted"),
         ("queue", "deleted"),
         ("ack", "settled"),
@@ -83,6 +85,8 @@ async def test_what_a_session_hears(autojump_clock: MockClock, how: str, reason:
                 assert txns(await pop(broker, group="g", wait=20, auto_ack=True)) == ["c", "d"]
             case "seek":
                 await broker.seek("g", "q", None, 0)
+            case "position":
+                await broker.transaction(Transaction(positions=(PositionCommit("q", "g", "p", None),)))
             case "group":
                 await broker.delete_group("g", "q", metadata=True)
             case "queue":

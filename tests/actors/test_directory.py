@@ -1,0 +1,137 @@
+"""The directory at recovery and over passivation: what the log says, whatever was in memory (I2, I14)."""
+
+from __future__ import annotations
+
+from queen_actors.actors.directory import Directory
+from queen_actors.domain.cursor import fresh
+from queen_actors.domain.effects import (
+    Appended,
+    Counters,
+    CursorDropped,
+    CursorPut,
+    DeadLetterPut,
+    Entry,
+    GroupPut,
+    PartitionPut,
+    QueueDropped,
+    QueueOptions,
+    QueuePut,
+    Recent,
+    Record,
+    SealedRun,
+)
+from queen_actors.domain.partition import PushItem
+
+
+def queue(qid: int, name: str = "q", **options: int) -> QueuePut:
+    return QueuePut(qid, name, f"uid{qid}", "", "", QueueOptions(**options), qid)
+
+
+def record(offset: int) -> Record:
+    return Record(offset, offset + 10, f"id{offset}", f"t{offset}", b"1")
+
+
+def leased(pid: int, group: str, lease: str) -> CursorPut:
+    return CursorPut(pid, group, -1, lease, 99, 3, 0, 0, 1, "", False)
+
+
+def test_a_queue_that_was_dropped_and_made_again_in_one_segment() -> None:
+    """With and without the drop among the rows: what belonged to the first is nobody's, the second is itself."""
+    for drop in ([QueueDropped(1, "q")], []):
+        directory = Directory()
+        directory.restore(
+            [
+                queue(1),
+                PartitionPut(1, 1, "p", 5, 0),
+                GroupPut(1, "g", "all", 0, False, 5),
+                leased(1, "g", "L"),
+                *drop,
+                queue(2),
+                PartitionPut(2, 2, "p", 6, 0),
+                PartitionPut(1, 1, "p", 5, 2),
+                leased(1, "h", "M"),
+                CursorDropped(1, "g"),
+                GroupPut(1, "late", "all", 0, False, 5),
+                DeadLetterPut("d", 1, 1, "g", record(0), "e", 0, 9),
+            ]
+        )
+        directory.sealed([SealedRun(1, 0, 3, 10, 13), SealedRun(2, 0, 0, 10, 10)])
+        directory.recent([Recent(1, 3, 13, "t3", "id3"), Recent(2, 0, 10, "t0", "id0")])
+        directory.entry(Entry(20, Counters(0, 2, 2), (Appended(2, (record(1),)),)))
+        assert directory.queues["q"].put.qid == 2
+        assert directory.queues["q"].partitions == {"p": 2}
+        assert directory.queues["q"].groups == {}
+        assert directory.queues["q"].dead == {}
+        assert directory.queue_names == {2: "q"}
+        assert directory.partition(1) is None
+        assert directory.leases == {}
+        found = directory.find("q", "p")
+        assert found is not None
+        assert (found.next_offset, found.base) == (2, 0)
+
+
+def test_rows_of_a_queue_that_is_gone_are_nobodys() -> None:
+    """Recovery tells of partitions, cursors and messages whose queue was dropped later in the same segment."""
+    directory = Directory()
+    directory.restore([PartitionPut(7, 3, "p", 5, 0), leased(7, "g", "L"), QueueDropped(3, "q"), queue(4, "other")])
+    directory.sealed([SealedRun(7, 0, 3, 10, 13)])
+    directory.recent([Recent(7, 3, 13, "t3", "id3")])
+    assert directory.partition(7) is None
+    assert directory.leases == {}
+    assert list(directory.queues) == ["other"]
+
+
+def test_recovery_leaves_out_what_retention_removed() -> None:
+    """Runs and recent messages may reach below the start of their partition; for dedup they are remembered."""
+    directory = Directory()
+    directory.restore([queue(1), PartitionPut(1, 1, "p", 5, 2)])
+    directory.sealed([SealedRun(1, 0, 3, 10, 13)])
+    directory.recent([Recent(1, offset, offset + 10, f"t{offset}", f"id{offset}") for offset in range(4)])
+    found = directory.find("q", "p")
+    assert found is not None
+    assert (found.log_start, found.base, found.next_offset) == (2, 2, 4)
+    assert found.entry(3) is not None
+    outcomes, _ = found.push([PushItem("q", "p", b"1", txn="t1")], 20, 10**9, lambda _: "new")
+    assert (outcomes[0].status, outcomes[0].offset) == ("duplicate", 1)
+
+
+def test_the_windows_of_all_queues_are_asked_for() -> None:
+    """The longest that any queue needs, and never less than late acks need."""
+    directory = Directory()
+    directory.opened_at = 10**13
+    directory.restore([queue(1, dedup_window_seconds=0), queue(2, "r", dedup_window_seconds=7200)])
+    assert directory.recent_since() == 10**13 - 7200 * 10**6
+
+
+def test_leases_are_found_by_their_id() -> None:
+    """One lease over several partitions and groups; moved, ended and dropped cursors leave nothing behind."""
+    directory = Directory()
+    directory.restore([queue(1), *(PartitionPut(pid, 1, f"p{pid}", 5, 0) for pid in (1, 2, 3))])
+    directory.restore([leased(1, "g", "L"), leased(2, "g", "L"), leased(2, "h", "M"), leased(3, "h", "M")])
+    assert directory.leases == {"L": {(1, "g"), (2, "g")}, "M": {(2, "h"), (3, "h")}}
+    directory.restore([fresh(1, "g", 3), leased(2, "g", "N"), CursorDropped(2, "h")])
+    assert directory.leases == {"N": {(2, "g")}, "M": {(3, "h")}}
+    directory.restore([QueueDropped(1, "q")])
+    assert directory.leases == {}
+
+
+def test_passivation_changes_nothing() -> None:
+    """Packed away and peeked at, asked for a group, brought back: one state; a busy partition stays."""
+    directory = Directory()
+    directory.restore([queue(1), PartitionPut(1, 1, "p", 5, 0), PartitionPut(2, 1, "busy", 5, 0), fresh(1, "gé", 2)])
+    directory.sealed([SealedRun(1, 0, 3, 10, 13)])
+    directory.entry(Entry(20, Counters(0, 2, 1), (Appended(2, (record(0),)),)))
+    assert directory.passivate([1, 2, 99]) == 1
+    assert (list(directory.active), list(directory.packed)) == ([2], [1])
+    peeked = directory.peek(1)
+    assert peeked is not None
+    assert peeked.next_offset == 4
+    assert directory.consumes(1, "gé")
+    assert not directory.consumes(1, "g")
+    assert not directory.consumes(99, "g")
+    assert list(directory.packed) == [1]
+    found = directory.partition(1)
+    assert found is not None
+    assert found.cursors == peeked.cursors
+    assert directory.woken == [1]
+    assert directory.packed == {}
