@@ -16,6 +16,7 @@ from .audit import audit
 from .history import History
 from .load import load
 from .node import FAULT_STATUS, Node, NotReady
+from .peer import Lost
 from .readback import drain, read_back
 from .world import World
 
@@ -48,7 +49,7 @@ class Summary:
 
     def lines(self) -> list[str]:
         """For people."""
-        ready = sorted(self.ready)
+        ready = sorted(self.ready) or [0.0]
         points = self.points.total()
         kills = f"{self.kills + points}, of which {points} at {len(self.points)} named points"
         return [
@@ -102,6 +103,10 @@ class Campaign:
                 if self.summary.violations:
                     return
             await self._end()
+        except NotReady as failure:
+            self.summary.violations.append(f"it does not start by itself: {failure}")
+        except Lost:
+            self.summary.violations.append(f"it died while nobody killed it: {self.node.said()[-2000:]}")
         finally:
             self.node.close()
             self.summary.count(self.world.history)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .history import Call, History
 from .logs import Logs, timer_ops
-from .world import LATER, PARTITIONS, SCRATCH, TX
+from .world import LATER, NEVER, PARTITIONS, SCRATCH, TX
 
 
 class Step(NamedTuple):
@@ -135,10 +135,13 @@ def judge_bundles(history: History, logs: Logs, timers: Timers, *, drained: bool
     done: set[str] = set()
     for call in calls:
         source = call.body["operations"][0]["transactionId"]
+        doomed = any(op["key"] == NEVER for op in call.body["kv"])
         if call.acknowledged and call.answer["success"]:
-            if source in done:
-                yield f"work {source} was settled twice"
+            if source in done or doomed:
+                yield f"work {source} was settled twice, or by a transaction that was to be refused"
             done.add(source)
+        elif doomed:
+            pass
         elif call.acknowledged and call.answer["reason"] != "rejected_ack":
             yield f"work {source}: the transaction was refused as {call.answer['reason']}: half of one is there"
         if call.answered > began:

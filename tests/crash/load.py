@@ -2,7 +2,7 @@
 
 What a worker does is chosen so that the auditor can tell from the history alone whether an answer was right: a key of
 its own has one writer, every pushed payload names its transaction id, every message of `work` is to be settled by one
-transaction that leaves its name in four places.
+transaction that leaves its name in four places. Some transactions are asked to fail.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from .world import (
     GROUPS,
     LATER,
     LOCKS,
+    NEVER,
     OPTIONS,
     PARTITIONS,
     SCRATCH,
@@ -247,9 +248,9 @@ class Worker:
             if held is None:
                 return
             renew = {"op": "renew", "name": name, "token": held["token"], "slot": held["slot"], "ttlSeconds": 2}
-            held = await self._permit({**renew, "owner": owner})
+            before, held = held, await self._permit({**renew, "owner": owner})
             if held is not None:
-                await self._guarded(name, held)
+                await self._guarded(name, held if self.random.random() < 0.7 else before)
         if held is not None and self.random.random() < 0.8:
             await self._permit({"op": "release", "name": name, "token": held["token"], "slot": held["slot"]})
 
@@ -259,7 +260,8 @@ class Worker:
         return result if result.get("acquired") or result.get("renewed") else None
 
     async def _guarded(self, name: str, held: dict[str, Any]) -> None:
-        """A report under the permit's token: those of one permit may never go back (I5)."""
+        """A report under the permit's token: those of one permit may never go back, and none is written under a token
+        that was replaced (I5)."""
         permit = f"{name}#{held['slot']}"
         report = self.item("reports", permit)
         report["payload"]["token"] = held["token"]
@@ -313,7 +315,10 @@ class Worker:
         queue, delay = self.random.choice((("soon", 100), ("soon", 600), (LATER, 3_600_000)))
         timer = schedule(queue, "s", f"b-{source}", f"b-{source}", delay)
         operations = [ack, {"type": "push", "items": [result]}]
-        return await self.peer.call("transaction", {"operations": operations, "kv": [once], "timers": [timer]})
+        kv = [once]
+        if self.random.random() < 0.1:
+            kv.append({"op": "check", "ns": "done", "key": NEVER, "expect": 7, "required": True})
+        return await self.peer.call("transaction", {"operations": operations, "kv": kv, "timers": [timer]})
 
 
 async def prepare(world: World, peer: Peer) -> None:

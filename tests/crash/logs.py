@@ -56,14 +56,14 @@ class Logs:
     def _ask(self, call: Call) -> None:
         if call.op == "push":
             items = call.body["items"]
-        elif call.op == "transaction":
+        elif call.op == "transaction" and not refused(call):
             items = [item for op in call.body["operations"] if op["type"] == "push" for item in op["items"]]
         else:
             items = []
         for item in items:
             key = (item["queue"], item["partition"], item["transactionId"])
             self.asked[key].append(Asked(call, item["payload"]))
-        for op in timer_ops(call):
+        for op in () if refused(call) else timer_ops(call):
             if op["op"] == "schedule":
                 key = (op["queue"], op["partition"], op["txn"])
                 self.asked[key].append(Asked(call, {"txn": op["txn"]}))
@@ -155,6 +155,11 @@ class Logs:
         record = self.records[place].get(offset)
         if place[0] in PARTITIONS and record is not None and record.txn != txn:
             self._fail(f"{place}: offset {offset} was seen as {txn} and is {record.txn}")
+
+
+def refused(call: Call) -> bool:
+    """A transaction that was answered as rolled back: nothing of it may ever be seen."""
+    return call.op == "transaction" and call.acknowledged and not call.answer["success"]
 
 
 def timer_ops(call: Call) -> list[dict[str, Any]]:

@@ -214,6 +214,10 @@ PLANTED: dict[str, tuple[Plant, str]] = {
     "half a transaction, without its timer": (lambda story: _unknown_half(story, "timer"), "half a transaction"),
     "half a transaction, without its ack": (_acked_without_result, "delivered again: half a transaction"),
     "a whole transaction is lost": (lambda story: _half(story, "result", "key", "timer"), "transaction is lost"),
+    "a refused transaction left something": (
+        lambda story: story.named["second report"].answer.update(success=False),
+        "second-report at 1 was never asked for",
+    ),
     "a deleted message is back": (_came_back, "came back after a delete"),
     "a deleted queue keeps its dedup": (
         lambda story: story.named["scratch again"].answer[0].update(status="duplicate"),

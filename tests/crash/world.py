@@ -30,7 +30,7 @@ SHORT, SCRATCH, LATER = "short", "scratch", "later"
 """A queue with a retention of a second; one that is deleted again and again; timers that never become due."""
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "orders": {"leaseTime": 60, "retryLimit": 2},
+    "orders": {"leaseTime": 60, "retryLimit": 1},
     "events": {"leaseTime": 60, "retryLimit": 1000},
     SHORT: {"retentionEnabled": True, "retentionSeconds": 1},
 }
@@ -38,6 +38,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 COUNTERS = ("c0", "c1", "c2")
 COUNTER_MIN, COUNTER_MAX = 0, 40
 LOCKS = {"l0": 1, "l1": 1, "sem": 3}
+NEVER = "never"
+"""A key of `done` that does not exist: a transaction that checks for it is refused."""
 
 
 def own_keys(worker: int) -> list[str]:
