@@ -105,8 +105,8 @@ class Campaign:
             await self._end()
         except NotReady as failure:
             self.summary.violations.append(f"it does not start by itself: {failure}")
-        except Lost:
-            self.summary.violations.append(f"it died while nobody killed it: {self.node.said()[-2000:]}")
+        except Lost as lost:
+            self.summary.violations.append(f"it could not be read: {lost}; it said: {self.node.said()[-2000:]}")
         finally:
             self.node.close()
             self.summary.count(self.world.history)
@@ -182,6 +182,8 @@ class Campaign:
             await drain(self.world, self.node.port)
         except* trio.TooSlowError:
             self.summary.violations.append("it could not be drained: something never comes back")
+        except* Lost as lost:
+            self.summary.violations.append(f"it could not be drained: {lost.exceptions}")
         for restart in (False, True):
             if restart:
                 status = await trio.to_thread.run_sync(self.node.stop)

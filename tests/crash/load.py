@@ -299,7 +299,9 @@ class Worker:
         done = 0
         for messages in by_partition(popped).values():
             for message in messages:
-                done += (await self._settle(message)).answer["success"]
+                if not (await self._settle(message)).answer["success"]:
+                    break  # to ack what comes behind it would ack it too
+                done += 1
         return done
 
     async def _settle(self, message: dict[str, Any]) -> Call:

@@ -28,7 +28,7 @@ ANSWER_SECONDS = 20.0
 
 
 class Lost(Exception):
-    """The connection died: the outcome of what was under way is not known."""
+    """There is nobody to go on with: the connection died, or what answers refuses what it is to do."""
 
 
 class Peer:
@@ -49,17 +49,19 @@ class Peer:
         self._complete = True
 
     async def call(self, op: str, body: Any) -> Call:
-        """Send and wait for the answer. Raises Lost, with the call in the history as unknown."""
+        """Send and wait for the answer. Raises Lost, with the call in the history as unknown or as refused."""
         call = self._history.begin(self._worker, op, body)
         try:
             with trio.fail_after(ANSWER_SECONDS):
                 status, content = await self._exchange(_request(op, body))
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError) as error:
             call.answered = time.monotonic()
-            raise Lost from error
+            raise Lost(f"{op}: {error!r}") from error
         call.answered = time.monotonic()
         call.status = status
         call.answer = msgspec.json.decode(content) if content else None
+        if not call.acknowledged:
+            raise Lost(f"{op} was answered {status} {call.answer}")
         return call
 
     async def _exchange(self, request: bytes) -> tuple[int, bytes]:
@@ -99,7 +101,7 @@ async def connected(port: int, history: History, worker: int) -> AsyncGenerator[
     try:
         stream = await trio.open_tcp_stream("127.0.0.1", port)
     except OSError as error:
-        raise Lost from error
+        raise Lost(f"nobody listens: {error}") from error
     try:
         yield Peer(stream, history, worker)
     finally:
