@@ -21,12 +21,14 @@ from .readback import drain, read_back
 from .world import World
 
 LOAD_SECONDS = (0.2, 1.0)
-FAULT_SECONDS = 5.0
+FAULT_SECONDS = 4.0
 """How long a named point is waited for under load before the process is killed anyway."""
 START_KILL_SHARE = 0.1
 """Of the random kills, how many come while it starts."""
 PASSED_BY_OPENING = ("journal.create", "position")
 """Points that are passed before it is ready: their first passage is in the start itself."""
+LATE = ("merge", "drop")
+"""Points that are passed when there are many small segments."""
 
 
 class Summary:
@@ -71,7 +73,7 @@ def fault_of(chance: random.Random, point: str) -> str:
         return f"{point}:1"  # only an opening cuts, and then one file
     if point.startswith(PASSED_BY_OPENING):
         return f"{point}:{chance.randint(1, 4)}"
-    return f"{point}:{chance.randint(1, 2)}"
+    return f"{point}:{1 if point.startswith(LATE) else chance.randint(1, 2)}"
 
 
 def settings_of(chance: random.Random) -> dict[str, str]:
@@ -96,9 +98,7 @@ class Campaign:
     async def run(self, rounds: int, points: Sequence[str] = ()) -> None:
         """Kill that often; each of `points` takes the place of one random kill. Violations are in the summary."""
         try:
-            plan: list[str | None] = [*points, *[None] * (rounds - len(points))]
-            self._chance.shuffle(plan)
-            for point in plan:
+            for point in self._plan(rounds, points):
                 await self._round(None if point is None else fault_of(self._chance, point))
                 if self.summary.violations:
                     return
@@ -111,6 +111,15 @@ class Campaign:
             self.node.close()
             self.summary.count(self.world.history)
             self.world.history.save(self._directory / "history.jsonl")
+
+    def _plan(self, rounds: int, points: Sequence[str]) -> list[str | None]:
+        """What each round dies of; points that are passed only when there is a lot to tidy up come late."""
+        late = [point for point in points if point.startswith(LATE)]
+        plan: list[str | None] = [*(point for point in points if point not in late), *[None] * (rounds - len(points))]
+        self._chance.shuffle(plan)
+        for point in late:
+            plan.insert(self._chance.randint(len(plan) * 2 // 3, len(plan)), point)
+        return plan
 
     async def _round(self, fault: str | None) -> None:
         """Start, read, judge, load, die."""

@@ -128,7 +128,7 @@ class Worker:
             "consumerGroup": self.random.choice(GROUPS),
             "subscriptionMode": "all",
             "batch": self.random.randint(1, 30),
-            "leaseSeconds": self.random.randint(1, 2),
+            "leaseSeconds": self.random.choice((1, 1, 2, 2, 5)),
         }
         if self.random.random() < 0.3:
             body["partition"] = self.random.choice(PARTITIONS[queue])
@@ -240,7 +240,7 @@ class Worker:
         """Acquire, renew, do guarded work, release or forget."""
         name = self.random.choice(list(LOCKS))
         owner = f"o{self.number}-{self.world.history.round}"
-        acquire = {"op": "acquire", "name": name, "ttlSeconds": self.random.randint(1, 2), "owner": owner}
+        acquire = {"op": "acquire", "name": name, "ttlSeconds": self.random.choice((1, 2, 5)), "owner": owner}
         if LOCKS[name] > 1:
             acquire["limit"] = LOCKS[name]
         held = await self._permit(acquire)

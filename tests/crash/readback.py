@@ -14,7 +14,9 @@ from .world import AUTO, CONSUMED, COUNTERS, GROUPS, LATER, LOCKS, PARTITIONS, W
 OVERLAP = 20
 """How many records that were read before are read again, to see that they are still the same."""
 PLACES = [(queue, partition) for queue, partitions in PARTITIONS.items() for partition in partitions]
-DRAIN_SECONDS = 20.0
+IDLE_SECONDS = 6
+"""Longer than any lease of the load."""
+DRAIN_SECONDS = 40.0
 
 
 async def read_back(world: World, port: int, *, whole: bool = False) -> None:
@@ -101,7 +103,7 @@ async def _until_nothing_pends(peer: Peer, queue: str) -> None:
 async def _drain(world: World, port: int, queue: str, group: str) -> None:
     """Until a pop that waits for longer than any lease finds nothing."""
     body = {"queue": queue, "consumerGroup": group, "subscriptionMode": "all", "batch": 300, "partitions": 4}
-    body |= {"leaseSeconds": 5, "wait": "true", "timeout": 3500}
+    body |= {"leaseSeconds": 5, "wait": "true", "timeout": IDLE_SECONDS * 1000}
     if group == AUTO:
         body["autoAck"] = "true"
     async with connected(port, world.history, WORKERS) as peer:
@@ -115,7 +117,7 @@ async def _settle(world: World, port: int) -> None:
     async with connected(port, world.history, WORKERS) as peer:
         worker = Worker(world, WORKERS, peer)
         idle_since = trio.current_time()
-        while trio.current_time() - idle_since < 3.5:
+        while trio.current_time() - idle_since < IDLE_SECONDS:
             if await worker.settle(20):
                 idle_since = trio.current_time()
             else:
