@@ -37,7 +37,7 @@ class Admin:
         """Counts and lags of the whole broker."""
         return await self._get(f"{RESOURCES}/overview")
 
-    async def list_queues(self, **query: object) -> Result:
+    async def list_queues(self, /, **query: object) -> Result:
         return await self._get(f"{RESOURCES}/queues", query)
 
     async def get_queue(self, name: str) -> Result:
@@ -102,7 +102,7 @@ class Admin:
 
     # Messages and traces
 
-    async def list_messages(self, **query: object) -> Result:
+    async def list_messages(self, /, **query: object) -> Result:
         """Newest first, of the last hour unless told: `queue`, `partition`, `status`, `limit`, `offset`."""
         return await self._get("/api/v1/messages", query)
 
@@ -122,10 +122,10 @@ class Admin:
     async def get_traces_for_message(self, partition_id: str, transaction_id: str) -> Result:
         return await self._get(f"/api/v1/traces/{segment(partition_id)}/{segment(transaction_id)}")
 
-    async def get_traces_by_name(self, name: str, **query: object) -> Result:
+    async def get_traces_by_name(self, /, name: str, **query: object) -> Result:
         return await self._get(f"/api/v1/traces/by-name/{segment(name)}", query)
 
-    async def get_trace_names(self, **query: object) -> Result:
+    async def get_trace_names(self, /, **query: object) -> Result:
         return await self._get("/api/v1/traces/names", query)
 
     # The broker

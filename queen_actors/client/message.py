@@ -13,14 +13,10 @@ Settle = Callable[["Message", str, str | None], Awaitable[AckResult]]
 Extend = Callable[["Message", int], Awaitable[RenewResult]]
 
 
-class Message(Result):
-    """One delivered message: the wire's object (`message["data"]`) and its fields as attributes (`message.data`).
+class Delivered(Result):
+    """What was delivered: the wire's object (`message["data"]`) and its fields as attributes (`message.data`)."""
 
-    An ack is a commit: it settles this message and every earlier one of its partition. The other verdicts end the
-    lease of the partition, so what was delivered after this message comes again.
-    """
-
-    __slots__ = ("_extend", "_settle")
+    __slots__ = ()
     id = Field[str]("id", "")
     transaction_id = Field[str]("transactionId", "")
     data = Field[Any]("data", None)
@@ -38,13 +34,23 @@ class Message(Result):
     timer_key = Field[str | None]("timerKey", None)
     """The key of the timer that fired it, where the transport tells."""
 
+    def __bool__(self) -> bool:
+        return True
+
+
+class Message(Delivered):
+    """One delivered message, which settles itself.
+
+    An ack is a commit: it settles this message and every earlier one of its partition. The other verdicts end the
+    lease of the partition, so what was delivered after this message comes again.
+    """
+
+    __slots__ = ("_extend", "_settle")
+
     def __init__(self, fields: Mapping[str, Any], settle: Settle, extend: Extend) -> None:
         super().__init__(fields)
         self._settle = settle
         self._extend = extend
-
-    def __bool__(self) -> bool:
-        return True
 
     async def ack(self) -> AckResult:
         """It is done, and so is every earlier message of its partition. False: the lease was lost, it comes again."""

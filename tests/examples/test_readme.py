@@ -30,10 +30,18 @@ def test_every_setting_is_in_the_table() -> None:
 
 def test_the_embedded_program_runs(tmp_path: Path) -> None:
     """The Trio program ends by itself, without an error, and leaves its data behind."""
-    (program,) = [block for block in blocks("python") if "open_broker" in block]
+    (program,) = [block for block in blocks("python") if "import open_broker" in block]
     run = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
     assert (run.returncode, run.stderr) == (0, "")
     assert (tmp_path / "queen-data").is_dir()
+
+
+def test_the_blocking_program_runs(url: str) -> None:
+    """It consumes what it pushed, and ends by itself, without an error."""
+    (program,) = [block for block in blocks("python") if "import blocking" in block]
+    program = program.replace("http://localhost:6632", url)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=SECONDS)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "6\n", "")
 
 
 def test_the_published_sdk_runs(url: str) -> None:

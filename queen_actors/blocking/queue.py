@@ -1,0 +1,185 @@
+"""A queue, its messages and its subscriptions, blocking."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial, update_wrapper
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+import trio
+
+from queen_actors import client
+from queen_actors.client.durations import Duration, seconds_of
+from queen_actors.client.message import Delivered
+
+from .face import Face, gives, on_trio, waits, waits_for
+from .portal import Portal
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Message(Delivered):
+    """One delivered message, which settles itself: the wire's object and its fields as attributes.
+
+    An ack is a commit: it settles this message and every earlier one of its partition. The other verdicts end the
+    lease of the partition, so what was delivered after this message comes again.
+    """
+
+    __slots__ = ("portal", "wrapped")
+
+    def __init__(self, portal: Portal, wrapped: client.Message) -> None:
+        super().__init__(wrapped)
+        self.portal = portal
+        self.wrapped = wrapped
+
+    ack = waits(client.Message.ack)
+    nack = waits(client.Message.nack)
+    retry = waits(client.Message.retry)
+    dead_letter = waits(client.Message.dead_letter)
+    renew = waits(client.Message.renew)
+
+
+def message(portal: Portal, wrapped: client.Message) -> Message:
+    return Message(portal, wrapped)
+
+
+def messages(portal: Portal, wrapped: list[client.Message]) -> list[Message]:
+    return [Message(portal, one) for one in wrapped]
+
+
+class Subscription(Face[client.Subscription]):
+    """`with queue.subscribe(...) as messages: for message in messages: ...`
+
+    Entering returns when the broker has the subscription. Iterating ends with the broker's error when the
+    subscription cannot go on.
+    """
+
+    def __enter__(self) -> Self:
+        self.portal.call(self.wrapped.__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.portal.call(partial(self.wrapped.__aexit__, kind, error, trace))
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are here and not handed out yet."""
+        return self.wrapped.waiting
+
+    def lost_reason(self, message: Message) -> str | None:
+        """Why the lease of a message was lost (expired, seek, deleted, maxLease, disconnected); None while it holds."""
+        return self.portal.call_sync(partial(self.wrapped.lost_reason, message.wrapped))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Message:
+        return self.receive()
+
+    def receive(self, timeout: Duration | None = None) -> Message:
+        """The next message. Raises TimeoutError when there is none in time, QueenError when the subscription has
+        ended."""
+        return message(self.portal, self._within(timeout, self.wrapped.receive))
+
+    def receive_batch(self, most: int, timeout: Duration | None = None) -> list[Message]:
+        """What is here, at least one message and `most` at most; acknowledging the last of each partition is enough.
+        Raises TimeoutError and QueenError."""
+        return messages(self.portal, self._within(timeout, partial(self.wrapped.receive_batch, most)))
+
+    def _within(self, timeout: Duration | None, receive: Callable[[], Awaitable[R]]) -> R:
+        if timeout is None:
+            return self.portal.call(receive)
+        return self.portal.call(partial(_in_time, receive, seconds_of(timeout, "timeout")))
+
+    def batches(self, most: int = 1000) -> Iterator[list[Message]]:
+        """The messages in batches: `for batch in messages.batches():`."""
+        while True:
+            yield self.receive_batch(most)
+
+    def ack(
+        self, messages: Message | Sequence[Message], status: str | bool = "completed", *, error: str | None = None
+    ) -> client.AckResult:
+        """Settle one message, or several in one step."""
+        unwrapped = messages.wrapped if isinstance(messages, Message) else [one.wrapped for one in messages]
+        return self.portal.call(partial(self.wrapped.ack, unwrapped, status, error=error))
+
+
+async def _in_time(receive: Callable[[], Awaitable[R]], seconds: float) -> R:
+    with trio.move_on_after(seconds):
+        return await receive()
+    raise TimeoutError(f"no message within {seconds:g} s")
+
+
+def _subscription(portal: Portal, wrapped: client.Subscription) -> Subscription:
+    return Subscription(portal, wrapped)
+
+
+def _dead_letters(portal: Portal, wrapped: client.DeadLetters) -> DeadLetters:
+    return DeadLetters(portal, wrapped)
+
+
+class DeadLetters(Face[client.DeadLetters]):
+    """`queue.dlq()`: `.get()` reads a page of dead letters, `.replay(id)` sends one again, `.purge()` removes them."""
+
+    limit = gives(client.DeadLetters.limit, _dead_letters)
+    offset = gives(client.DeadLetters.offset, _dead_letters)
+    from_ = gives(client.DeadLetters.from_, _dead_letters)
+    to = gives(client.DeadLetters.to, _dead_letters)
+    get = waits(client.DeadLetters.get)
+    replay = waits(client.DeadLetters.replay)
+    purge = waits(client.DeadLetters.purge)
+
+
+def _consumes(
+    method: Callable[Concatenate[Any, Callable[[client.Message], Awaitable[object]], P], Awaitable[None]],
+) -> Callable[Concatenate[Queue, Callable[[Message], object], P], None]:
+    """`consume` with a blocking handler, which gets each message on a worker thread."""
+
+    def consume(self: Queue, handler: Callable[[Message], object], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        async def handle(delivered: client.Message) -> None:
+            await trio.to_thread.run_sync(handler, Message(self.portal, delivered))
+
+        self.portal.call(partial(method, self.wrapped, handle, *args, **kwargs))
+
+    return update_wrapper(consume, method)
+
+
+def queue(portal: Portal, wrapped: client.Queue) -> Queue:
+    return Queue(portal, wrapped)
+
+
+class Queue(Face[client.Queue]):
+    """`queen.queue(name)`: each method that chooses returns a new one, so a queue can be kept and shared."""
+
+    @property
+    def name(self) -> str:
+        """Raises ValueError for a discovery without a queue name."""
+        return self.wrapped.name
+
+    partition = gives(client.Queue.partition, queue)
+    namespace = gives(client.Queue.namespace, queue)
+    task = gives(client.Queue.task, queue)
+    group = gives(client.Queue.group, queue)
+    config = gives(client.Queue.config, queue)
+    batch = gives(client.Queue.batch, queue)
+    partitions = gives(client.Queue.partitions, queue)
+    wait = gives(client.Queue.wait, queue)
+    timeout_millis = gives(client.Queue.timeout_millis, queue)
+    auto_ack = gives(client.Queue.auto_ack, queue)
+    lease_seconds = gives(client.Queue.lease_seconds, queue)
+    subscription_mode = gives(client.Queue.subscription_mode, queue)
+    subscription_from = gives(client.Queue.subscription_from, queue)
+    conflation = gives(client.Queue.conflation, queue)
+
+    create = waits(client.Queue.create)
+    delete = waits(client.Queue.delete)
+    push = waits(client.Queue.push)
+    pop = waits_for(client.Queue.pop, messages)
+    subscribe = on_trio(client.Queue.subscribe, _subscription)
+    dlq = gives(client.Queue.dlq, _dead_letters)
+
+    consume = _consumes(client.Queue.consume)
