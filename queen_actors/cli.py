@@ -25,7 +25,7 @@ from . import __version__
 from .actors.cipher import Cipher
 from .api.auth import authorizer
 from .broker import running
-from .config import LogLevel, Settings, load
+from .config import Lane, LogLevel, Settings, load
 from .demo import run as run_demo
 from .errors import DataDirectoryError, QueenError, StorageFailed
 from .serve.listen import serve
@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--memory", action="store_true", help="keep everything in memory, nothing on disk")
     serve.add_argument("--host", help=f"the address to listen on (default {defaults.host})")
     serve.add_argument("--port", help=f"the port, 0 for any free one (default {defaults.port})")
+    serve.add_argument("--lane", choices=get_args(Lane), help=f"what serves HTTP/1.1 (default {defaults.lane})")
     serve.add_argument("--log-level", choices=get_args(LogLevel), help=f"(default {defaults.log_level})")
     serve.set_defaults(command=_serve)
 
@@ -100,7 +101,7 @@ class CannotStart(Exception):
 
 
 def _serve(options: argparse.Namespace) -> int:
-    flags = {name: getattr(options, name) for name in ("data", "memory", "host", "port", "log_level")}
+    flags = {name: getattr(options, name) for name in ("data", "memory", "host", "port", "lane", "log_level")}
     try:
         settings = load(os.environ, **flags)
         authorizer(settings)

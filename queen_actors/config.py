@@ -20,6 +20,7 @@ Port = Annotated[int, Meta(ge=0, le=65_535)]
 Size = Annotated[int, Meta(gt=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 LogLevel = Literal["debug", "info", "warning", "error"]
+Lane = Literal["fast", "web"]
 
 
 class Settings(Struct, frozen=True):
@@ -39,6 +40,8 @@ class Settings(Struct, frozen=True):
     record_cache_bytes: Size = limits.RECORD_CACHE_BYTES
     shutdown_seconds: Seconds = limits.SHUTDOWN_SECONDS
     heartbeat_seconds: Seconds = limits.WS_HEARTBEAT_SECONDS
+    lane: Lane = "fast"
+    """What serves HTTP/1.1: our own lane, or `web`, hypercorn, which serves HTTP/2 in any case."""
     allowed_origins: tuple[str, ...] = ()
     """Origins that a browser may connect a WebSocket from; empty: any."""
     jwt_secret: str = ""

@@ -57,6 +57,15 @@ class Api:
         self._requests[counted] = self._requests.get(counted, 0) + 1
         return reply
 
+    def waits(self, method: str, raw_path: bytes) -> bool:
+        """May the answer to such a request take long? Then its caller should be watched: when he is gone, so is the
+        request."""
+        try:
+            found = self._router.find(method, raw_path)
+        except QueenError:
+            return False
+        return found is not None and found[0].waits
+
     async def _answer(self, request: Request, route: Route, names: tuple[str, ...]) -> Reply:
         caller = await self._authorize(request, route.access)
         call = Call(self._broker, self._settings, request, caller, names, self._requests)

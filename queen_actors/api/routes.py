@@ -32,6 +32,8 @@ from . import (
 )
 from .call import Route
 
+_RECENT_PATHS, _RECENT_BYTES = 1024, 256
+
 TABLE: tuple[Route, ...] = (
     *push.ROUTES,
     *pop.ROUTES,
@@ -74,6 +76,8 @@ class Router:
     def __init__(self, routes: Iterable[Route] = TABLE) -> None:
         self._exact: dict[tuple[str, bytes], Route] = {}
         self._patterns: list[tuple[re.Pattern[bytes], Route]] = []
+        self._recent: dict[tuple[str, bytes], tuple[Route, tuple[str, ...]]] = {}
+        """Paths that were asked for lately: clients poll the same few ones."""
         for route in routes:
             if ":" in route.pattern or "*" in route.pattern:
                 self._patterns.append((_compile(route.pattern), route))
@@ -85,6 +89,17 @@ class Router:
         exact = self._exact.get((method, raw_path))
         if exact is not None:
             return exact, ()
+        known = self._recent.get((method, raw_path))
+        if known is not None:
+            return known
+        answer = self._search(method, raw_path)
+        if answer is not None and len(raw_path) <= _RECENT_BYTES:
+            if len(self._recent) >= _RECENT_PATHS:
+                self._recent.clear()
+            self._recent[method, raw_path] = answer
+        return answer
+
+    def _search(self, method: str, raw_path: bytes) -> tuple[Route, tuple[str, ...]] | None:
         for pattern, route in self._patterns:
             if route.method == method and (found := pattern.fullmatch(raw_path)):
                 return route, tuple(unescape(piece) for piece in found.groups())

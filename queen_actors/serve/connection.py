@@ -5,6 +5,7 @@ Written against `trio.abc.Stream`, so that a stream in memory is served as well 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -16,6 +17,7 @@ from queen_actors import limits
 
 WEBSOCKET_PATH = b"/api/v1/ws"
 READ_BYTES = 64 * 1024
+_WRITES_AT_ONCE = os.name == "posix"  # where a socket is a file descriptor, and Trio has made it non-blocking
 _UPGRADE = b"GET " + WEBSOCKET_PATH
 _HEAD_END = re.compile(rb"\n\r?\n")
 
@@ -82,6 +84,30 @@ class Connection(Replayed, trio.abc.HalfCloseableStream):
     def socket(self) -> Any:
         """What hypercorn takes the addresses from."""
         return self._stream.socket if isinstance(self._stream, trio.SocketStream) else _NoSocket()
+
+    async def read(self) -> bytes:
+        """What comes next, empty at the end; for a reader that keeps its own time."""
+        if self._unread:
+            return await super().receive_some(READ_BYTES)
+        return bytes(await self._stream.receive_some(READ_BYTES))
+
+    async def write(self, data: bytes) -> None:
+        """Send all of it, as `send_all` does; what the kernel takes at once costs no turn of the event loop."""
+        if _WRITES_AT_ONCE and isinstance(self._stream, trio.SocketStream):
+            try:
+                sent = os.write(self._stream.socket.fileno(), data)
+            except BlockingIOError:
+                sent = 0
+            except OSError as error:
+                raise trio.BrokenResourceError from error
+            if sent == len(data):
+                return
+            data = data[sent:]
+        await self.send_all(data)
+
+    def put_back(self, data: bytes) -> None:
+        """Bytes that were read and belong to what reads next."""
+        self._unread = data + self._unread
 
     async def read_head(self) -> bytes | None:
         """Everything up to the end of the first request's head, which stays unread; None when there is none.

@@ -1,7 +1,8 @@
 """The server: one listener for everything, and what stands between a hostile connection and all the others.
 
-A connection whose request asks for the WebSocket goes to `serve/socket.py`, every other one to hypercorn, which runs
-inside our own Trio run. Faults of hypercorn 0.18 on Trio that are fenced here and in the modules that this one uses:
+HTTP/1.1 is served by the fast lane (`serve/fastlane.py`), unless the settings turn it off. What asks for the WebSocket
+goes to `serve/socket.py`, everything else (HTTP/2, other upgrades) to hypercorn, which runs inside our own Trio run.
+Faults of hypercorn 0.18 on Trio that are fenced here and in the modules that this one uses:
 
 - Hostile input makes it raise, and an exception would end the server: each connection is guarded.
 - Its writes are shielded, so that a peer that does not read blocks it, and a shutdown, for ever: `Connection` bounds
@@ -37,6 +38,8 @@ from queen_actors.config import Settings
 from queen_actors.wire.frames import encode
 
 from .connection import Connection, HeadTooLong, asks_for_websocket
+from .fastlane import FastLane
+from .intake import Intake
 from .socket import Sockets
 from .web import Web
 
@@ -147,7 +150,9 @@ class _Server:
     def __init__(self, api: Api, settings: Settings, websocket: WebSocketHandler) -> None:
         self._api = api
         self._websocket = websocket
-        self._app = ASGIWrapper(Web(api, settings))
+        intake = Intake(api, settings)
+        self._fast = FastLane(intake) if settings.lane == "fast" else None
+        self._app = ASGIWrapper(Web(intake))
         self._config = _config()
         self._context = WorkerContext(None)
         self._connections: set[Connection] = set()
@@ -181,6 +186,10 @@ class _Server:
             await connection.abort()
 
     async def _converse(self, connection: Connection) -> None:
+        if self._fast is not None and not await self._fast.serve(connection):
+            with self._wait(limits.HTTP_LINGER_SECONDS):
+                await connection.linger()
+            return
         head = await self._head(connection)
         if head is None:
             return
@@ -231,6 +240,8 @@ class _Server:
         """Return when every connection has come to its end: idle ones now, the others after their requests."""
         self._stopping = True
         self._api.drain()
+        if self._fast is not None:
+            self._fast.stop()
         for wait in self._waits:
             wait.cancel()
         await self._context.terminated.set()

@@ -6,7 +6,6 @@ reply; its router is never asked, so that no path is decoded, merged or redirect
 
 from __future__ import annotations
 
-import logging
 from typing import cast
 
 import trio
@@ -16,22 +15,20 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import BadRequest, RequestEntityTooLarge, RequestTimeout
 
 from queen_actors import limits
-from queen_actors.api import Api, Reply, Request
+from queen_actors.api import Reply, Request
 from queen_actors.api.errors import error_reply
 from queen_actors.api.messages import value_reply
-from queen_actors.config import Settings
-from queen_actors.errors import Overloaded, QueenError, TooLarge
+from queen_actors.errors import QueenError, TooLarge
 
-access = logging.getLogger("queen_actors.access")
+from .intake import Intake, no_room
+from .requests import origin_form
 
 
 class Web:
     """The ASGI application."""
 
-    def __init__(self, api: Api, settings: Settings) -> None:
-        self._api = api
-        self._settings = settings
-        self._bodies = 0
+    def __init__(self, intake: Intake) -> None:
+        self.intake = intake
         self._quart = QuartTrio("queen_actors", static_folder=None)
         self._quart.config["MAX_CONTENT_LENGTH"] = limits.BODY_BYTES
         self._quart.config["BODY_TIMEOUT"] = limits.HTTP_BODY_SECONDS
@@ -50,17 +47,12 @@ class Web:
             # Quart gets one path for all: which one it is is read from `raw_path`, and an odd one cannot hurt it
             await self._quart({**scope, "path": "/"}, exchange.receive, exchange.send)
         finally:
-            self._bodies -= exchange.body_bytes
+            self.intake.give(exchange.body_bytes)
         await exchange.finish()
-
-    def take(self, size: int) -> bool:
-        """Room for so many more bytes of a body; False when there is none."""
-        self._bodies += size
-        return self._bodies <= limits.HTTP_BODIES_BYTES
 
     async def _answer(self) -> Response:
         scope = cast("HTTPScope", request.scope)
-        path = _origin_form(scope["raw_path"])
+        path = origin_form(scope["raw_path"])
         try:
             body = await request.get_data(cache=False, as_text=False, parse_form_data=False)
         except RequestEntityTooLarge:
@@ -71,12 +63,7 @@ class Web:
         except BadRequest:  # of the framework, for a body that it cannot read
             return _response(value_reply({"error": "the body cannot be read", "code": "bad_body"}, 400))
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        started = trio.current_time()
-        reply = await self._api.handle(Request(scope["method"], path, scope["query_string"], headers, body))
-        if self._settings.access_log:
-            took = round((trio.current_time() - started) * 1000, 3)
-            where = {"method": scope["method"], "path": path.decode("latin-1"), "status": reply.status, "ms": took}
-            access.info("%(method)s %(path)s %(status)s %(ms)s ms", where, extra=where)
+        reply = await self.intake.answer(Request(scope["method"], path, scope["query_string"], headers, body))
         return _response(reply)
 
     async def _refuse_websocket(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
@@ -110,11 +97,11 @@ class _Exchange:
         if event["type"] == "http.request":
             self._complete = not event["more_body"]
             self.body_bytes += len(event["body"])
-            room = self._web.take(len(event["body"]))
+            room = self._web.intake.take(len(event["body"]))
             if self.body_bytes > limits.BODY_BYTES:
                 self._refusal = body_too_large()
             elif not room:
-                self._refusal = Overloaded("too much is being received; send it again")
+                self._refusal = no_room()
             if self._refusal is not None:
                 return {"type": "http.disconnect"}
         return event
@@ -158,15 +145,6 @@ class _Exchange:
 
 def body_too_large() -> TooLarge:
     return TooLarge(f"a body takes at most {limits.BODY_BYTES} bytes", code="payload_too_large")
-
-
-def _origin_form(target: bytes) -> bytes:
-    """The path of a request target; a proxy's absolute form (`http://host/path`) has it after the host."""
-    if target.startswith(b"/"):
-        return target
-    _, separator, rest = target.partition(b"://")
-    slash = rest.find(b"/")
-    return rest[slash:] if separator and slash >= 0 else target
 
 
 def _response(reply: Reply) -> Response:

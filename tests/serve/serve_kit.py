@@ -18,6 +18,9 @@ from queen_actors.config import Settings
 from queen_actors.serve.listen import WebSocketHandler, serve
 from queen_actors.storage.memory import Faults, MemoryStore
 
+LANE = "fast"
+"""The lane of a server whose test names none (conftest.py has each test run on both)."""
+
 Response = tuple[int, dict[str, str], bytes]
 """Status, headers in lower case, body."""
 
@@ -138,7 +141,7 @@ async def server(
     """A server for the length of the block; `memory` has it listen to streams in memory. It must come to its end in
     the bounds that it promises, or the test fails."""
     faults = Faults()
-    settings = Settings(data=None, port=0, **options)
+    settings = Settings(**{"data": None, "port": 0, "lane": LANE, **options})
     listener = MemoryListener() if memory else None
     async with running(MemoryStore(faults=faults), settings) as broker, trio.open_nursery() as nursery:
         house = Running(broker, faults, listener)

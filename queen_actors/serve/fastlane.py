@@ -1,0 +1,291 @@
+"""The fast lane: HTTP/1.1 on a Trio stream, without a web framework in between.
+
+It serves every route, as the web lane does, from the same `Intake`. A request for another protocol (HTTP/2, an
+upgrade) stays unread, and the connection is handed on with it. Answers leave in the order of their requests, and each
+of a peer's waits has its bound: the head, the body, the time between two requests, a write without progress.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
+
+import trio
+
+from queen_actors import limits
+from queen_actors.api import Reply, Request
+from queen_actors.api.errors import error_reply
+from queen_actors.api.messages import JSON, value_reply
+
+from .connection import Connection
+from .intake import Intake, no_room
+from .requests import Message, Refused, RequestReader
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class FastLane:
+    """The lane's connections of one server."""
+
+    def __init__(self, intake: Intake) -> None:
+        self.intake = intake
+        self.stopping = False
+        self._talks: set[_Talk] = set()
+        self._second = 0
+        self._date = b""
+
+    async def serve(self, connection: Connection) -> bool:
+        """Serve a connection until it is over, or until it asks for what is not served here: then the result is True,
+        and the request is unread. Raises trio.BrokenResourceError when the peer is gone."""
+        talk = _Talk(self, connection)
+        self._talks.add(talk)
+        try:
+            return await talk.run()
+        finally:
+            self._talks.discard(talk)
+
+    def stop(self) -> None:
+        """End each connection after the request that it is at; idle ones now."""
+        self.stopping = True
+        for talk in self._talks:
+            talk.stop()
+
+    def render(self, reply: Reply, *, keeps: bool, bodiless: bool = False) -> bytes:
+        """An answer's bytes."""
+        second = int(time.time())
+        if second != self._second:
+            self._second, self._date = second, f"\r\ndate: {formatdate(second, usegmt=True)}\r\n\r\n".encode()
+        if reply.headers is JSON:
+            start = _json_head(reply.status, keeps)
+        else:
+            start = _head(reply.status, keeps, tuple(reply.headers.items()))
+        if reply.status == 204:
+            return start + self._date[2:]
+        body = b"" if bodiless else reply.body
+        return b"%bcontent-length: %d%b%b" % (start, len(reply.body), self._date, body)
+
+
+class _Talk:
+    """One connection."""
+
+    def __init__(self, lane: FastLane, connection: Connection) -> None:
+        self._lane = lane
+        self._connection = connection
+        self._reader = RequestReader()
+        self._scope = trio.CancelScope()
+        """Its deadline is the end of the wait for what the peer is to send; none while a request is served."""
+        self._idle = False
+        self._first = True
+        self._in_body = False
+        self._held = 0
+        self._answers: list[bytes] = []
+        self._answers_bytes = 0
+        self._answered_since = 0.0
+        self._nursery: trio.Nursery | None = None
+        self._pumping = False
+        self._received = b""
+        self._ended = False
+        self._arrived = trio.lowlevel.ParkingLot()
+        self._taken = trio.lowlevel.ParkingLot()
+        self._poll: trio.CancelScope | None = None
+
+    def stop(self) -> None:
+        if self._idle:
+            self._scope.cancel()
+
+    async def run(self) -> bool:
+        async with trio.open_nursery() as self._nursery:
+            other_protocol = await self._run()
+            self._nursery.cancel_scope.cancel()
+        if other_protocol:
+            self._connection.put_back(self._reader.unread + self._received)
+        return other_protocol
+
+    async def _run(self) -> bool:
+        refusal: Reply | None = None
+        try:
+            with self._scope:
+                return await self._converse()
+        except Refused as refused:
+            refusal = _refusal(refused.status, refused.code, refused.detail)
+        finally:
+            self._lane.intake.give(self._held)
+        if refusal is None:
+            refusal = self._overdue()
+        if refusal is not None:
+            self._answers.append(self._lane.render(refusal, keeps=False))
+        await self._end()
+        return False
+
+    def _overdue(self) -> Reply | None:
+        """What a peer is told whose time was over, or whose connection is idle when the server stops."""
+        if self._in_body:
+            return _refusal(408, "timeout", f"the body did not arrive within {limits.HTTP_BODY_SECONDS:g} s")
+        if self._first and not self._lane.stopping:
+            return _refusal(408, "request_timeout", "no request arrived in time")
+        return None
+
+    async def _converse(self) -> bool:
+        """Request after request; the result is whether another protocol is asked for. Raises Refused."""
+        reader = self._reader
+        while True:
+            message = reader.next()
+            if message is not None:
+                if not await self._serve(message):
+                    return False
+            elif reader.other_protocol:
+                await self._flush()
+                return True
+            elif not await self._more():
+                return False
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, message: Message) -> bool:
+        """Answer a request; False when it was the connection's last one."""
+        lane, head = self._lane, message.head
+        if self._scope.deadline != math.inf:
+            self._scope.deadline = math.inf
+        self._first = self._in_body = False
+        if not self._hold(len(message.body)):
+            self._answers.append(lane.render(error_reply(no_room()), keeps=False))
+            await self._end()
+            return False
+        request = Request(head.method, head.path, head.query, head.headers, message.body)
+        if lane.intake.api.waits(head.method, head.path):
+            reply = await self._watched(request)
+        else:
+            reply = await lane.intake.answer(request)
+        self._hold(0)
+        if reply is None:
+            return False
+        keeps = head.keeps and not lane.stopping
+        answer = lane.render(reply, keeps=keeps, bodiless=head.method == "HEAD")
+        now = trio.current_time()
+        if not self._answers:
+            self._answered_since = now
+        self._answers.append(answer)
+        self._answers_bytes += len(answer)
+        if not keeps:
+            await self._end()
+            return False
+        # What is behind it is served before the answers leave, if that is soon
+        if self._answers_bytes >= limits.HTTP_ANSWERS_BYTES or now - self._answered_since > limits.HTTP_ANSWERS_SECONDS:
+            await self._flush()
+        return True
+
+    async def _watched(self, request: Request) -> Reply | None:
+        """The reply to a request that may wait long; None when the peer has gone away meanwhile, or has sent so much
+        more that nobody could see it go."""
+        await self._flush()
+        if not self._pumping:
+            self._pumping = True
+            assert self._nursery is not None
+            self._nursery.start_soon(self._pump)
+        if self._ended or len(self._received) > limits.HTTP_PIPELINE_BYTES:
+            return None
+        with trio.CancelScope() as self._poll:
+            return await self._lane.intake.answer(request)
+        return None
+
+    def _hold(self, size: int) -> bool:
+        """Count what this connection holds of a body; False when there is no room for it."""
+        room = self._lane.intake.take(size - self._held)
+        self._held = size
+        return room
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def _more(self) -> bool:
+        """Read on; False at the end of the stream. Raises Refused."""
+        if self._answers:
+            await self._flush()
+        reader, scope = self._reader, self._scope
+        if reader.head is None:
+            if self._lane.stopping:
+                return False
+            if scope.deadline == math.inf:
+                seconds = limits.HTTP_HEAD_SECONDS if self._first else limits.HTTP_KEEP_ALIVE_SECONDS
+                scope.deadline = trio.current_time() + seconds
+            self._idle = True
+        elif not self._in_body:
+            self._in_body = True
+            scope.deadline = trio.current_time() + limits.HTTP_BODY_SECONDS
+            self._bound_body()
+            if reader.head.expects and not reader.begun:
+                await self._connection.write(_CONTINUE)
+        data = await self._receive()
+        self._idle = False
+        if not data:
+            return False
+        reader.receive(data)
+        if self._in_body:
+            self._bound_body()
+        return True
+
+    def _bound_body(self) -> None:
+        if not self._hold(self._reader.held):
+            error = no_room()
+            raise Refused(error.status, error.code, error.detail)
+
+    async def _receive(self) -> bytes:
+        if not self._pumping:
+            return await self._connection.read()
+        while not self._received:
+            if self._ended:
+                return b""
+            await self._arrived.park()
+        data, self._received = self._received, b""
+        self._taken.unpark_all()
+        return data
+
+    async def _pump(self) -> None:
+        """Read ahead, so that a peer who goes away while its pop is parked is seen at once."""
+        try:
+            while data := await self._connection.read():
+                self._received += data
+                self._arrived.unpark_all()
+                if len(self._received) > limits.HTTP_PIPELINE_BYTES and self._poll is not None:
+                    self._poll.cancel()
+                while len(self._received) > limits.HTTP_PIPELINE_BYTES:
+                    await self._taken.park()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        self._ended = True
+        self._arrived.unpark_all()
+        if self._poll is not None:
+            self._poll.cancel()
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    async def _flush(self) -> None:
+        answers = self._answers
+        if answers:
+            self._answers, self._answers_bytes = [], 0
+            await self._connection.write(answers[0] if len(answers) == 1 else b"".join(answers))
+
+    async def _end(self) -> None:
+        """Send what is left, and that nothing follows it."""
+        await self._flush()
+        await self._connection.send_eof()
+
+
+def _refusal(status: int, code: str, detail: str) -> Reply:
+    return value_reply({"error": detail, "code": code}, status)
+
+
+@lru_cache(1024)
+def _json_head(status: int, keeps: bool) -> bytes:
+    return _head(status, keeps, tuple(JSON.items()))
+
+
+@lru_cache(1024)
+def _head(status: int, keeps: bool, headers: tuple[tuple[str, str], ...]) -> bytes:
+    """The beginning of an answer, up to its length."""
+    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *(f"{name}: {value}" for name, value in headers)]
+    if not keeps:
+        lines.append("connection: close")
+    return "\r\n".join([*lines, ""]).encode("latin-1")
