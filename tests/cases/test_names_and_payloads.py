@@ -294,15 +294,16 @@ async def test_a70_a_name_of_300_bytes(wire: Wire) -> None:
         await wire.ok("POST", "/api/v1/push", {"items": items}, status=201)
         for queue, partition, group in ((long, "p", "g"), ("q", long, "g"), ("q", long, long)):
             query = {"consumerGroup": group, "subscriptionMode": "all"}
-            (message,) = await wire.pop(queue, partition, **query)
+            (message,) = await wire.pop(queue, partition, batch=1, **query)
             assert (message["partition"], message["transactionId"]) == (partition, long)
             (entry,) = await wire.ack((message, "dlq", long), group=group)
             assert entry["success"] is True
             (letter,) = (await wire.ok("GET", f"/api/v1/dlq?queue={seg(queue)}&consumerGroup={seg(group)}"))["messages"]
             moved = await wire.ok("POST", f"/api/v1/dlq/{letter['id']}/replay")
             assert (moved["queue"], moved["partition"]) == (queue, partition)
-            (again,) = await wire.pop(queue, partition, consumerGroup=group, batch=1)
-            await wire.ack((again, "completed"), group=group)
+            again = await wire.pop(queue, partition, consumerGroup=group)
+            assert again[-1]["transactionId"] == f"dlq:{letter['id']}"
+            await wire.ack((again[-1], "completed"), group=group)
         await wire.ok("DELETE", "/api/v1/resources/queues/q")
         assert (await wire.put(long, long))["applied"] is True
         await wire.timers(schedule("q", long, long, 3_600_000))
