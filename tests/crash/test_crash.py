@@ -25,6 +25,7 @@ ROWS_KILLS = 5
 ROWS_READY_SECONDS = 3.0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60 + 10 * KILLS)
 async def test_kills_break_no_promise(tmp_path: Path) -> None:
     """I1-I12, I14, A66: after each death it starts by itself, and everything that was acknowledged is there, whole and
@@ -50,6 +51,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
     node.close()
 
 
+@pytest.mark.slow
 async def test_ready_soon_after_a_kill_with_many_rows(node: Node) -> None:
     """At 100,000 rows that no file but the journal holds, it is ready within 3 s of its start, with all of them. The
     best of some kills counts: the machine may do something else meanwhile."""
