@@ -30,6 +30,7 @@ from .actors.pops import Pops
 from .actors.reads import Reads
 from .actors.retention import Retention
 from .actors.streams import Streams
+from .actors.tail import Tail, Tails
 from .actors.timers import Timers
 from .actors.upkeep import Upkeep
 from .actors.views import Views
@@ -41,9 +42,10 @@ from .domain.kv import KvOp, KvResult, Precondition
 from .domain.locks import LockOp, LockResult
 from .domain.partition import PushItem, PushOutcome
 from .domain.queue import Configure, DeadLetterView, GroupDeleted, MessageView, QueueView, Replayed, configured
+from .domain.subscription import TailTerms
 from .domain.timers import TimerOp, TimerPage, TimerResult
 from .domain.transaction import Transaction, TransactionReply
-from .errors import QueenError, Unavailable
+from .errors import QueenError, StorageFailed, Unavailable
 from .ports import Clock, Ids, Recovered, Store, StoreStatistics
 
 
@@ -85,6 +87,7 @@ class Broker:
         self.overview = Overview(core, self._producers)
         self.arrivals = Arrivals(core)
         self.reads = Reads(core, self._producers, self.arrivals)
+        self._tails = Tails(core, self._producers)
         self._upkeep = Upkeep(core)
         self._retention = Retention(core)
         self._observers: tuple[Callable[[Effect], None], ...] = (
@@ -95,6 +98,7 @@ class Broker:
             self._upkeep.observe,
             self._retention.observe,
             self.arrivals.observe,
+            self._tails.observe,
             self.counts.observe,
         )
 
@@ -136,6 +140,10 @@ class Broker:
         """The connection is gone: every lease of it is given back at once."""
         self._acks.close_session(session)
         await self._core.log.durable()
+
+    def tail(self, terms: TailTerms) -> Tail:
+        """A reader without a lease or a cursor (websocket.md 4); nothing happens before it is opened."""
+        return self._tails.tail(terms)
 
     # -- keys, locks, timers, transactions -------------------------------------------------------------------------
 
@@ -325,6 +333,7 @@ class Broker:
         self._upkeep.reset()
         self._retention.reset()
         self.arrivals.wake_all()
+        self._tails.reset()
 
     def _observe(self, effect: Effect) -> None:
         for observe in self._observers:
@@ -430,6 +439,9 @@ async def running(
 
 
 def _only(error: BaseException) -> BaseException:
-    """The one exception inside a nursery's group, or the group when there are several."""
-    inside: tuple[BaseException, ...] = getattr(error, "exceptions", ())
-    return _only(inside[0]) if len(inside) == 1 else error
+    """What a nursery's group is about: the one exception inside, or, when a failed store was met in several places,
+    its first failure; else the group."""
+    inside = [_only(one) for one in getattr(error, "exceptions", ())]
+    if len(inside) == 1 or (inside and all(isinstance(one, StorageFailed) for one in inside)):
+        return inside[0]
+    return error

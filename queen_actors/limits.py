@@ -94,6 +94,8 @@ WS_LINGER_SECONDS = 5.0  # how long a close waits for the peer's own
 WS_LAST_WORDS_SECONDS = 0.2  # what a dead or stuck peer had sent is still applied within this time
 WS_GIVE_BACK_SECONDS = 5.0  # how long the end of a connection waits for its leases' return to be durable
 WS_CREDIT_DEFAULT, WS_CREDIT_MAX = 100, 100_000
+WS_TAIL_CREDIT_DEFAULT = 1_000
+WS_TAIL_PARTITIONS = 100_000  # of a tail's queue: its reply names each of them
 WS_CONNECTIONS = 10_000
 
 # HTTP

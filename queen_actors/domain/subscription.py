@@ -1,10 +1,13 @@
-"""A subscription's terms (`websocket.md`, section 3)."""
+"""The terms of a subscription and of a tail (`websocket.md`, sections 3 and 4)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal
+
 from msgspec import Struct
 
-from queen_actors.limits import WS_CREDIT_DEFAULT
+from queen_actors.limits import WS_CREDIT_DEFAULT, WS_TAIL_CREDIT_DEFAULT
 from queen_actors.values import QUEUE_MODE
 
 
@@ -26,3 +29,14 @@ class Terms(Struct, frozen=True):
     max_lease_seconds: int = 3600
     subscription_mode: str | None = None
     subscription_from: str | None = None
+
+
+class TailTerms(Struct, frozen=True):
+    """What a reader without a lease asks for: a `queue`, or one `partition` of it. It begins `start`: now, at the
+    start of what is kept, at an instant (microseconds), or at the next offset of each partition (a partition that is
+    not named: from its start). `credit`: how many messages may be delivered until it grants more."""
+
+    queue: str
+    partition: str | None = None
+    start: Literal["now", "start"] | int | Mapping[str, int] = "now"
+    credit: int = WS_TAIL_CREDIT_DEFAULT

@@ -1,36 +1,46 @@
-"""The subscriptions of one connection (`websocket.md`, section 3)."""
+"""The subscriptions and the tails of one connection (`websocket.md`, sections 3 and 4)."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from functools import partial
 from math import inf
+from typing import Protocol
 
 import trio
 from msgspec import Struct
 
 from queen_actors import limits
 from queen_actors.actors.subscription import Consumers, Delivery, Lost, Subscription
+from queen_actors.actors.tail import Gap, Tail
 from queen_actors.api import Reply
-from queen_actors.api.errors import error_reply
 from queen_actors.api.messages import value_reply
+from queen_actors.domain.cursor import Claim
+from queen_actors.domain.subscription import TailTerms
 from queen_actors.errors import Conflict, NotFound, Overloaded, QueenError
 from queen_actors.wire import socket as wire
 from queen_actors.wire.socket import Frame
 
 from .gate import Gate
 from .link import Link
+from .pump import pump
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 1.0
-"""After a pop that the broker could not serve: it is overloaded, its disk is full, or it is stopping."""
+
+class Readable(Consumers, Protocol):
+    """What the feeds need of the broker."""
+
+    def tail(self, terms: TailTerms) -> Tail: ...
 
 
 class _Feed(Struct, eq=False):
-    """One subscription under the client's name for it."""
+    """One subscription or tail under the client's name for it."""
 
     name: str
-    subscription: Subscription
+    source: Subscription | Tail
     opened: trio.Event
     scope: trio.CancelScope
 
@@ -38,7 +48,7 @@ class _Feed(Struct, eq=False):
 class Feeds:
     """Subscribes, delivers, and gives back."""
 
-    def __init__(self, link: Link, broker: Consumers, gate: Gate) -> None:
+    def __init__(self, link: Link, broker: Readable, gate: Gate) -> None:
         self.nursery: trio.Nursery | None = None
         """Where deliveries run; None before the session does and after it."""
         self.changed = trio.lowlevel.ParkingLot()
@@ -51,20 +61,38 @@ class Feeds:
     @property
     def patience(self) -> float:
         """How often leases must be extended, seconds; infinite when there can be none."""
-        leasing = (feed.subscription for feed in self._feeds.values() if not feed.subscription.terms.auto_ack)
+        leasing = (one for one in self._subscriptions() if not one.terms.auto_ack)
         return min((subscription.patience for subscription in leasing), default=inf)
+
+    def _subscriptions(self) -> Iterator[Subscription]:
+        return (feed.source for feed in self._feeds.values() if isinstance(feed.source, Subscription))
 
     async def subscribe(self, frame: Frame) -> Reply:
         """When this returns the subscription holds; deliveries start after the reply."""
         name, terms = wire.parse_subscribe(frame)
+        subscription = Subscription(self._broker, terms, lambda lost: self._lost(name, lost))
+        with self._opening(name, subscription):
+            await subscription.open()
+        return value_reply({"sub": name, "consumerGroup": terms.group})
+
+    async def tail(self, frame: Frame) -> Reply:
+        """When this returns it is fixed where the tail begins; deliveries start after the reply."""
+        name, terms = wire.parse_tail(frame)
+        tail = self._broker.tail(terms)
+        with self._opening(name, tail):
+            positions = await tail.open()
+        return value_reply({"sub": name, "from": positions})
+
+    @contextmanager
+    def _opening(self, name: str, source: Subscription | Tail) -> Generator[None, None, None]:
+        """The name is taken while the block opens the source; then deliveries start, unless it was left meanwhile."""
         if name in self._feeds:
             raise Conflict(f"there is a subscription {name!r} on this connection already")
         if len(self._feeds) >= limits.WS_SUBSCRIPTIONS:
             raise Overloaded(f"a connection has {limits.WS_SUBSCRIPTIONS} subscriptions at the most")
-        subscription = Subscription(self._broker, terms, lambda lost: self._lost(name, lost))
-        feed = self._feeds[name] = _Feed(name, subscription, trio.Event(), trio.CancelScope())
+        feed = self._feeds[name] = _Feed(name, source, trio.Event(), trio.CancelScope())
         try:
-            await subscription.open()
+            yield
         except QueenError:
             if self._feeds.get(name) is feed:
                 del self._feeds[name]
@@ -74,28 +102,27 @@ class Feeds:
         if self._feeds.get(name) is feed and self.nursery is not None and not self._gate.closed:
             self.nursery.start_soon(self._deliver, feed)
             self.changed.unpark_all()
-        return value_reply({"sub": name, "consumerGroup": terms.group})
 
     async def unsubscribe(self, frame: Frame) -> Reply:
-        """What is leased is free again when this returns."""
+        """A subscription or a tail ends; what was leased is free again when this returns."""
         feed = self._find(wire.parse_sub(frame))
         del self._feeds[feed.name]
         feed.scope.cancel()
         await feed.opened.wait()
-        await feed.subscription.close()
+        await _close(feed.source)
         return value_reply({"sub": feed.name})
 
     async def credit(self, frame: Frame) -> Reply:
         name, add = wire.parse_credit(frame)
-        self._find(name).subscription.grant(add)
+        self._find(name).source.grant(add)
         return value_reply({"sub": name})
 
     async def keep_alive(self) -> None:
         """The peer has answered a ping: extend its leases."""
         for feed in list(self._feeds.values()):
-            if feed.opened.is_set():
+            if feed.opened.is_set() and isinstance(feed.source, Subscription):
                 try:
-                    await feed.subscription.keep_alive()
+                    await feed.source.keep_alive()
                 except* QueenError as refused:  # at the next answer again; until then the leases run on
                     log.warning("leases of a subscription could not be extended: %s", refused.exceptions[0])
 
@@ -108,7 +135,7 @@ class Feeds:
 
     async def _give_back(self, feed: _Feed) -> None:
         try:
-            await feed.subscription.close()
+            await _close(feed.source)
         except QueenError as refused:  # given back in memory; the log is not well, which others report
             log.warning("the return of leases may not be durable: %s", refused)
 
@@ -119,23 +146,31 @@ class Feeds:
         return feed
 
     async def _deliver(self, feed: _Feed) -> None:
+        """Send what the feed has until it ends."""
         with feed.scope:
-            while (deliveries := await self._next(feed)) is not None:
-                for delivery in deliveries:
-                    for event in wire.render_messages(feed.name, delivery.claim, delivery.lease_id, delivery.group):
-                        self._link.send(event)
-
-    async def _next(self, feed: _Feed) -> list[Delivery] | None:
-        """The next deliveries; None when there will be none."""
-        while True:
-            try:
-                return await self._gate.claim(feed.subscription.next)
-            except QueenError as error:
-                if error.status < 500 and not isinstance(error, Overloaded):
-                    reply = error_reply(error)
-                    self._link.send(wire.render_failure("subscribe", reply.status, reply.body, feed.name))
-                    return None
-            await trio.sleep(RETRY_SECONDS)
+            if isinstance(feed.source, Tail):
+                await pump(self._link, self._gate, ("tail", feed.name), feed.source.next, partial(_tailed, feed.name))
+            else:
+                ask = feed.source.next
+                await pump(self._link, self._gate, ("subscribe", feed.name), ask, partial(_delivered, feed.name))
 
     def _lost(self, name: str, lost: Lost) -> None:
         self._link.send(wire.render_lost(name, lost.lease_id, lost.partition, lost.pid, lost.reason))
+
+
+async def _close(source: Subscription | Tail) -> None:
+    if isinstance(source, Tail):
+        source.close()
+    else:
+        await source.close()
+
+
+def _delivered(name: str, delivery: Delivery) -> Iterator[bytes]:
+    return wire.render_messages(name, delivery.claim, delivery.lease_id, delivery.group)
+
+
+def _tailed(name: str, found: Gap | Claim) -> Iterator[bytes]:
+    if isinstance(found, Gap):
+        yield wire.render_gap(name, found.partition, found.first, found.last)
+    else:
+        yield from wire.render_tail(name, found)

@@ -74,6 +74,7 @@ class Session:
         self._own: Mapping[str, Work] = {
             "pop": self._pop,
             "subscribe": self._subscribe,
+            "tail": self._tail,
             "unsubscribe": self._feeds.unsubscribe,
             "credit": self._feeds.credit,
         }
@@ -228,6 +229,10 @@ class Session:
         request = Request("GET", b"/api/v1/pop", headers=self._headers)
         await self._authorize(request, Access.READ_WRITE)
         return await self._feeds.subscribe(frame)
+
+    async def _tail(self, frame: Frame) -> Reply:
+        await self._authorize(Request("GET", b"/api/v1/fetch", headers=self._headers), Access.READ)
+        return await self._feeds.tail(frame)
 
     async def _auth(self, frame: Frame) -> Reply:
         headers = {**self._headers, "authorization": f"Bearer {wire.parse_token(frame)}"}

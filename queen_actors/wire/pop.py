@@ -41,6 +41,21 @@ class Message(Struct, rename="camel", gc=False):
     timer_key: str | UnsetType = UNSET
 
 
+class TailMessage(Struct, rename="camel", gc=False):
+    """One message as a tail gives it: without what belongs to a lease (websocket.md 4)."""
+
+    id: str
+    transaction_id: str
+    trace_id: str | None
+    data: Raw
+    producer_sub: str | None
+    created_at: str
+    partition_id: str
+    partition: str
+    offset: int
+    timer_key: str | UnsetType = UNSET
+
+
 class _Popped(Struct, rename="camel"):
     success: bool
     queue: str | None
@@ -143,6 +158,26 @@ def messages_of(claim: Claim, lease_id: str, group: str, *, timer_keys: bool = F
         if timer_keys and record.timer_key is not None:
             messages[-1].timer_key = record.timer_key
     return messages
+
+
+def tail_messages_of(claim: Claim) -> list[TailMessage]:
+    """A claim's messages in offset order, as a tail gives them."""
+    pid = str(claim.pid)
+    return [
+        TailMessage(
+            record.id,
+            record.txn,
+            record.trace,
+            Raw(record.payload),
+            record.producer,
+            zulu_time(record.ts),
+            pid,
+            claim.partition,
+            record.offset,
+            UNSET if record.timer_key is None else record.timer_key,
+        )
+        for record in claim.records
+    ]
 
 
 def render_pop(reply: PopReply, request: PopRequest) -> bytes | None:

@@ -8,21 +8,21 @@ from __future__ import annotations
 import base64
 import binascii
 import struct
-from collections.abc import Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
 from queen_actors import limits
 from queen_actors.domain.cursor import Claim
-from queen_actors.domain.subscription import Terms
+from queen_actors.domain.subscription import TailTerms, Terms
 from queen_actors.errors import BadRequest
 from queen_actors.values import QUEUE_MODE, parse_instant
 
 from .frames import Malformed, check_name, check_names, encode, raw_object
-from .pop import Message, messages_of
+from .pop import Message, TailMessage, messages_of, tail_messages_of
 
 PROTOCOL = "queen.v1"
 BEARER = "bearer."
@@ -98,6 +98,14 @@ class _Subscribe(Struct, rename="camel"):
     max_lease_seconds: int | None = None
 
 
+class _Tail(Struct):
+    sub: str
+    queue: str
+    partition: str | None = None
+    start: str | dict[str, int] | None = field(name="from", default=None)
+    credit: int | None = None
+
+
 class _Credit(Struct):
     sub: str
     add: int
@@ -113,6 +121,7 @@ class _Auth(Struct):
 
 _text = msgspec.json.Decoder(str)
 _subscribe = msgspec.json.Decoder(_Subscribe)
+_tail = msgspec.json.Decoder(_Tail)
 _credit = msgspec.json.Decoder(_Credit)
 _named = msgspec.json.Decoder(_Named)
 _auth = msgspec.json.Decoder(_Auth)
@@ -131,8 +140,7 @@ _DEFAULT = Terms()
 def parse_subscribe(frame: Frame) -> tuple[str, Terms]:
     """The client's name for the subscription, and its terms. Raises BadRequest and TooLarge."""
     asked = _fields(_subscribe, frame)
-    if not 1 <= len(asked.sub) <= limits.WS_SUB_CHARS:
-        raise BadRequest(f"sub must be a name of 1 to {limits.WS_SUB_CHARS} characters")
+    _check_client_name("sub", asked.sub)
     group = asked.group or asked.consumer_group or QUEUE_MODE
     queue, partition = asked.queue or None, asked.partition or None
     namespace, task = (None, None) if queue else (asked.namespace or None, asked.task or None)
@@ -161,6 +169,41 @@ def parse_subscribe(frame: Frame) -> tuple[str, Terms]:
         subscription_mode=asked.subscription_mode or None,
         subscription_from=_start(asked.subscription_from),
     )
+
+
+def _check_client_name(field: str, name: str) -> None:
+    if not 1 <= len(name) <= limits.WS_SUB_CHARS:
+        raise BadRequest(f"{field} must be a name of 1 to {limits.WS_SUB_CHARS} characters")
+
+
+def parse_tail(frame: Frame) -> tuple[str, TailTerms]:
+    """The client's name for the tail, and its terms (section 4). Raises BadRequest and TooLarge."""
+    asked = _fields(_tail, frame)
+    _check_client_name("sub", asked.sub)
+    if not asked.queue:
+        raise BadRequest("queue is required")
+    partition = asked.partition or None
+    check_names(asked.queue, partition)
+    credit = _within("credit", asked.credit, limits.WS_TAIL_CREDIT_DEFAULT, 0, limits.WS_CREDIT_MAX)
+    return asked.sub, TailTerms(asked.queue, partition, parse_tail_start(asked.start), credit)
+
+
+def parse_tail_start(start: str | Mapping[str, int] | None) -> Literal["now", "start"] | int | Mapping[str, int]:
+    """A tail's `from`. Raises BadRequest."""
+    if start is None or start == "now":
+        return "now"
+    if start == "start":
+        return "start"
+    if not isinstance(start, str):
+        if any(offset < 0 for offset in start.values()):
+            raise BadRequest("from names the next offset of a partition: 0 or more")
+        return start
+    try:
+        return parse_instant(start)
+    except ValueError:
+        raise BadRequest(
+            f"from must be `now`, `start`, an ISO 8601 instant or the next offset of each partition: {start[:80]!r}"
+        ) from None
 
 
 def _start(text: str | None) -> str | None:
@@ -233,6 +276,21 @@ class _Messages(Struct, rename="camel", tag_field="event", tag="messages"):
     messages: list[Message]
 
 
+class _TailMessages(Struct, rename="camel", tag_field="event", tag="messages"):
+    sub: str
+    queue: str
+    partition: str
+    partition_id: str
+    messages: list[TailMessage]
+
+
+class _Gap(Struct, rename="camel", tag_field="event", tag="gap"):
+    sub: str
+    partition: str
+    first: int = field(name="from")
+    last: int = field(name="to")
+
+
 class _Lease(Struct, rename="camel", tag_field="event", tag="lease"):
     sub: str
     lease_id: str
@@ -275,6 +333,17 @@ def render_messages(sub: str, claim: Claim, lease_id: str, group: str) -> Iterat
     for part in _parts(claim):
         messages = messages_of(part, lease_id, group, timer_keys=True)
         yield encode(_Messages(sub, part.queue, part.partition, str(part.pid), lease_id, group, messages))
+
+
+def render_tail(sub: str, claim: Claim) -> Iterator[bytes]:
+    """What a tail reads of one partition, as events (section 4)."""
+    for part in _parts(claim):
+        yield encode(_TailMessages(sub, part.queue, part.partition, str(part.pid), tail_messages_of(part)))
+
+
+def render_gap(sub: str, partition: str, first: int, last: int) -> bytes:
+    """Retention has removed the messages `first`..`last`, which the tail was to deliver."""
+    return encode(_Gap(sub, partition, first, last))
 
 
 def _parts(claim: Claim) -> Iterator[Claim]:

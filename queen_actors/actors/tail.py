@@ -1,0 +1,281 @@
+"""Tails: reading a queue as it grows, without a lease or a cursor (`websocket.md`, section 4).
+
+A tail keeps a position only for partitions that have something it has not delivered. For every other one the next
+message to deliver is the next that is appended, so an idle partition costs a tail nothing, and a wake-up costs what was
+appended, however many partitions the queue has.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
+
+import trio
+from msgspec import Struct
+
+from queen_actors import limits
+from queen_actors.domain.cursor import Claim
+from queen_actors.domain.effects import Appended, Effect
+from queen_actors.domain.partition import PartitionState
+from queen_actors.domain.subscription import TailTerms
+from queen_actors.errors import TooLarge
+
+from .core import Core
+from .partition import Producers, offset_at
+
+STEP = 500
+"""How many partitions are looked at before others may run."""
+ROUND_PARTITIONS, ROUND_MESSAGES = 64, 1_000
+"""What one round of deliveries takes at the most, beside `WS_EVENT_BYTES` of payload: a slow tail must not pile up
+what it cannot send."""
+
+
+class Gap(Struct, frozen=True):
+    """Messages that the tail was to deliver and that retention has removed: offsets `first`..`last`."""
+
+    partition: str
+    pid: int
+    first: int
+    last: int
+
+
+class TailStatistics(Struct, frozen=True):
+    """`credit`: how many messages may still be delivered; `behind`: partitions with undelivered messages."""
+
+    credit: int
+    behind: int
+
+
+class _Step(Struct):
+    """What one look at one partition came to: what to deliver, and where the tail stands after that (None: the
+    partition is gone)."""
+
+    found: list[Gap | Claim]
+    position: int | None
+
+
+class Tail:
+    """One reader. `open` first, then `next` again and again, by one task; `close` at the end."""
+
+    def __init__(self, core: Core, producers: Producers, tails: Tails, terms: TailTerms) -> None:
+        self.terms = terms
+        self._core = core
+        self._producers = producers
+        self._tails = tails
+        self._credit = terms.credit
+        self._behind: OrderedDict[int, int] = OrderedDict()
+        self._news = trio.lowlevel.ParkingLot()
+        self._since = terms.start if isinstance(terms.start, int) else None
+
+    def statistics(self) -> TailStatistics:
+        return TailStatistics(self._credit, len(self._behind))
+
+    async def open(self) -> dict[str, int]:
+        """Fix where it starts; returns the next offset of each partition that there is.
+
+        An offset beyond a partition's end can only be of an earlier queue of this name: the partition is read from its
+        start, as one that was created later. Raises TooLarge for a queue whose partitions cannot all be named.
+        """
+        self._tails.add(self)
+        try:
+            while True:
+                reloads = self._core.log.reloads
+                positions = await self._scan()
+                await self._core.log.durable()
+                if reloads == self._core.log.reloads:
+                    return positions
+                self._behind.clear()
+        except BaseException:
+            self.close()
+            raise
+
+    async def _scan(self) -> dict[str, int]:
+        positions: dict[str, int] = {}
+        for place, (name, pid) in enumerate(self._partitions()):
+            if place % STEP == STEP - 1:
+                await trio.lowlevel.checkpoint()
+            partition = self._core.directory.peek(pid)
+            if partition is None:
+                continue
+            begin = await self._start(partition)
+            partition = self._core.directory.peek(pid)
+            if partition is None:
+                continue
+            positions[name] = begin
+            if begin < partition.next_offset:
+                self._behind[pid] = begin
+            else:
+                self._behind.pop(pid, None)
+        return positions
+
+    def _partitions(self) -> list[tuple[str, int]]:
+        queue = self._core.directory.queues.get(self.terms.queue)
+        if queue is None:
+            return []
+        if self.terms.partition is not None:
+            pid = queue.partitions.get(self.terms.partition)
+            return [] if pid is None else [(self.terms.partition, pid)]
+        if len(queue.partitions) > limits.WS_TAIL_PARTITIONS:
+            raise TooLarge(
+                f"the queue has {len(queue.partitions)} partitions, and a tail names up to "
+                f"{limits.WS_TAIL_PARTITIONS}: tail its partitions one by one"
+            )
+        return list(queue.partitions.items())
+
+    async def _start(self, partition: PartitionState) -> int:
+        start = self.terms.start
+        if start == "now":  # what came since the tail was asked for is behind already
+            return self._behind.get(partition.pid, partition.next_offset)
+        if start == "start":
+            return partition.log_start
+        if isinstance(start, int):
+            at = offset_at(partition, start)
+            if at is None:
+                at = await self._producers.first_offset_at(partition.pid, start)
+            return max(partition.base if at is None else at, partition.log_start)
+        assert not isinstance(start, str)
+        at = start.get(partition.name, partition.log_start)
+        return at if at <= partition.next_offset else partition.log_start
+
+    # -- what happens ----------------------------------------------------------------------------------------------
+
+    def appended(self, partition: PartitionState, effect: Appended) -> None:
+        """Messages were appended to a partition of the queue."""
+        if self.terms.partition is None or self.terms.partition == partition.name:
+            if effect.pid not in self._behind:
+                self._behind[effect.pid] = effect.records[0].offset
+            self._news.unpark_all()
+
+    def reset(self) -> None:
+        """The state was read again from the log: what is not durable was never there, its partitions neither."""
+        queue = self._core.directory.queues.get(self.terms.queue)
+        for pid, position in list(self._behind.items()):
+            partition = self._core.directory.peek(pid)
+            mine = partition is not None and queue is not None and partition.qid == queue.put.qid
+            if partition is None or not mine or position >= partition.next_offset:
+                del self._behind[pid]
+        self._news.unpark_all()
+
+    def grant(self, messages: int) -> None:
+        """So many more messages may be delivered."""
+        self._credit = min(self._credit + messages, limits.WS_CREDIT_MAX)
+        self._news.unpark_all()
+
+    def close(self) -> None:
+        """Nothing is noted for it any more."""
+        self._tails.discard(self)
+        self._behind.clear()
+
+    # -- deliveries ------------------------------------------------------------------------------------------------
+
+    async def next(self) -> list[Gap | Claim]:
+        """Wait for credit and for messages; what it returns is durable, and each message comes once.
+
+        Safe to cancel: whoever is cancelled has not moved on. Raises StorageFailed and Unavailable.
+        """
+        while True:
+            while self._credit <= 0 or not self._behind:
+                await self._news.park()
+            if found := await self._round():
+                return found
+
+    async def _round(self) -> list[Gap | Claim]:
+        """Read a little of each partition that is behind, the longest waiting first; move on when it is durable."""
+        reloads = self._core.log.reloads
+        steps: dict[int, _Step] = {}
+        count, size = min(self._credit, ROUND_MESSAGES), limits.WS_EVENT_BYTES
+        for pid, position in list(islice(self._behind.items(), ROUND_PARTITIONS)):
+            if count <= 0 or size <= 0:
+                break
+            step = steps[pid] = await self._look(pid, position, count, size)
+            for claim in _claims(step):
+                count -= len(claim.records)
+                size -= sum(len(record.payload) for record in claim.records)
+        await self._core.log.durable()
+        if self._core.log.reloads != reloads:
+            return []
+        found: list[Gap | Claim] = []
+        for pid, step in steps.items():
+            self._move(pid, step.position)
+            self._credit -= sum(len(claim.records) for claim in _claims(step))
+            found += step.found
+        return found
+
+    async def _look(self, pid: int, position: int, count: int, max_bytes: int) -> _Step:
+        partition = self._core.directory.peek(pid)
+        if partition is None:
+            return _Step([], None)
+        records = await self._producers.read(partition, position, count, max_bytes)
+        if not records:  # nothing is left, or retention took it while it was read
+            partition = self._core.directory.peek(pid)
+            if partition is None:
+                return _Step([], None)
+        first = records[0].offset if records else max(position, partition.log_start)
+        found: list[Gap | Claim] = []
+        if first > position:
+            found.append(Gap(partition.name, pid, position, first - 1))
+        after = records[-1].offset + 1 if records else first
+        if self._since is not None:
+            records = tuple(record for record in records if record.ts >= self._since)
+        if records:
+            plain = self._core.cipher.plain_all(records)
+            found.append(Claim(self.terms.queue, partition.name, pid, 1, plain))
+        return _Step(found, after)
+
+    def _move(self, pid: int, position: int | None) -> None:
+        """The tail has everything before `position`."""
+        if pid not in self._behind:
+            return
+        partition = self._core.directory.peek(pid)
+        if position is None or (partition is not None and position >= partition.next_offset):
+            del self._behind[pid]
+        else:  # also when the partition is gone by now: that may not be durable yet
+            self._behind[pid] = position
+            self._behind.move_to_end(pid)
+
+
+def _claims(step: _Step) -> Iterator[Claim]:
+    return (one for one in step.found if isinstance(one, Claim))
+
+
+class Tails:
+    """The tails of one broker, by the queue that each reads, whether it exists or not."""
+
+    def __init__(self, core: Core, producers: Producers) -> None:
+        self._core = core
+        self._producers = producers
+        self._open: dict[str, set[Tail]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(tails) for tails in self._open.values())
+
+    def tail(self, terms: TailTerms) -> Tail:
+        """A reader on these terms; nothing happens before it is opened."""
+        return Tail(self._core, self._producers, self, terms)
+
+    def add(self, tail: Tail) -> None:
+        self._open.setdefault(tail.terms.queue, set()).add(tail)
+
+    def discard(self, tail: Tail) -> None:
+        tails = self._open.get(tail.terms.queue)
+        if tails is not None:
+            tails.discard(tail)
+            if not tails:
+                del self._open[tail.terms.queue]
+
+    def observe(self, effect: Effect) -> None:
+        """An effect was applied: tell who reads its queue."""
+        if not self._open or not isinstance(effect, Appended):
+            return
+        directory = self._core.directory
+        partition = directory.partition(effect.pid)
+        if partition is not None:
+            for tail in self._open.get(directory.queue_names[partition.qid], ()):
+                tail.appended(partition, effect)
+
+    def reset(self) -> None:
+        """The directory was read again from the log."""
+        for tails in self._open.values():
+            for tail in tails:
+                tail.reset()
