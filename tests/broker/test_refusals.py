@@ -268,6 +268,24 @@ async def test_a_write_whose_fate_is_unknown_stops_the_broker(autojump_clock: Mo
         assert await broker.message(1, "before") is not None
 
 
+async def test_a_failed_store_that_is_met_twice_is_one_failure(autojump_clock: MockClock) -> None:
+    """By the writer and by the upkeep at one instant: still one StorageFailed, bare."""
+    store = MemoryStore(retain=True, seal_seconds=1.0)
+
+    async def scenario() -> None:
+        async with started(store) as broker:
+            await push(broker, "m")
+            store.faults.latency = 5
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(push, broker, "n")
+                await trio.sleep(0.5)
+                store.crash()
+                await trio.sleep(5)
+
+    with pytest.raises(StorageFailed):
+        await scenario()
+
+
 async def test_the_blocks_own_exception_comes_out_bare(autojump_clock: MockClock) -> None:
     """And what is pending is committed first."""
     store = MemoryStore(retain=True)
