@@ -12,7 +12,7 @@ import trio
 
 from queen_actors.domain.cursor import fresh, leased, processing
 from queen_actors.domain.effects import CursorPut, Record
-from queen_actors.domain.overview import GroupLine, PartitionDepth, PartitionLag, QueueDepth, QueueLine
+from queen_actors.domain.overview import BesideQueues, GroupLine, PartitionDepth, PartitionLag, QueueDepth, QueueLine
 from queen_actors.domain.partition import PartitionState
 from queen_actors.domain.queue import QueueState, first_wanted, pending
 from queen_actors.values import QUEUE_MODE
@@ -46,9 +46,8 @@ class Overview:
         found: list[PartitionLag] = []
         for queue in list(self._core.directory.queues.values()):
             async for partition in self._partitions(queue):
-                for cursor in list(partition.cursors.values()):
-                    if group is None or cursor.group == group:
-                        found.append(await self._lag(queue, partition, cursor))
+                wanted = [cursor for cursor in partition.cursors.values() if group is None or cursor.group == group]
+                found += [await self._lag(queue, partition, cursor) for cursor in wanted]
         await self._core.log.durable()
         return found
 
@@ -169,7 +168,12 @@ class Overview:
         queues = self._core.directory.queues.values()
         return [queue.name for queue in queues if group in queue.groups and queue.groups[group].conflation]
 
-    def rows(self) -> tuple[int, int]:
-        """How many keys there are, unswept ones included, and how many pending timers."""
-        directory = self._core.directory
-        return sum(map(len, directory.namespaces.values())), sum(map(len, directory.timers.values()))
+    def rows(self) -> BesideQueues:
+        """The keys, unswept ones included, and the pending timers."""
+        namespaces, timers = self._core.directory.namespaces.values(), self._core.directory.timers.values()
+        return BesideQueues(
+            sum(map(len, namespaces)),
+            sum(namespace.size for namespace in namespaces),
+            sum(map(len, timers)),
+            sum(queue.size for queue in timers),
+        )

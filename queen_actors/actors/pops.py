@@ -199,9 +199,10 @@ class Pops:
         budget = _Budget(request.partitions or 1, request.batch, limits.POP_BYTES)
         claims: list[Claim] = []
         wanted: list[_Wanted] = []
-        conflating = False
+        conflating = conflict = False
         for queue in self._consumed(draft, request):
             group = self._register(draft, queue, call)
+            conflict = conflict or not group.conflation
             if group.conflation and not conflating:
                 conflating = True
                 budget.partitions = request.partitions or request.batch
@@ -212,8 +213,8 @@ class Pops:
             lease_id if claims else "",
             request.group,
             tuple(self._plain(claim) for claim in claims),
-            request.conflation and conflating,
-            request.conflation and not conflating,
+            request.conflation and not conflict,
+            request.conflation and conflict,
         )
         if claims and not budget.full(conflating=conflating):
             call.held = self._hold(call, claims)
@@ -237,7 +238,7 @@ class Pops:
     def _plain(self, claim: Claim) -> Claim:
         """The claim with its payloads in the clear. Raises QueenError when the key is missing: what nobody can read,
         nobody takes."""
-        if not any([record.encrypted for record in claim.records]):
+        if not any(record.encrypted for record in claim.records):
             return claim
         return replace(claim, records=self._core.cipher.plain_all(claim.records))
 

@@ -8,9 +8,19 @@ every reader; the store drops a segment when nothing in it lies above.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import Enum
 
 from queen_actors.domain.cursor import overtaken
-from queen_actors.domain.effects import Appended, Effect, PartitionPut, QueueDropped, QueueOptions, QueuePut
+from queen_actors.domain.effects import (
+    Appended,
+    Effect,
+    PartitionPut,
+    QueueDropped,
+    QueueOptions,
+    QueuePut,
+    Recent,
+    Record,
+)
 from queen_actors.domain.partition import PartitionState
 from queen_actors.errors import QueenError
 from queen_actors.values import SECOND
@@ -25,14 +35,32 @@ AGAIN = 5 * SECOND
 """How soon a partition is looked at again that keeps, for now, what is older than its limit (a consumer is behind)."""
 
 
-def limits_of(options: QueueOptions) -> Iterator[tuple[int, bool]]:
-    """The limits that are on: (age in microseconds, only what every group has finished)."""
+class Rule(Enum):
+    """Which of the messages that are too old go."""
+
+    ANY = "any"
+    FINISHED = "what every cursor has committed"
+    UNFINISHED = "what one cursor has not committed, or nobody has touched"
+
+
+def limits_of(options: QueueOptions) -> Iterator[tuple[int, Rule]]:
+    """The limits that are on: ages in microseconds."""
     if options.retention_enabled and options.retention_seconds > 0:
-        yield options.retention_seconds * SECOND, False
+        yield options.retention_seconds * SECOND, Rule.ANY
     if options.retention_enabled and options.completed_retention_seconds > 0:
-        yield options.completed_retention_seconds * SECOND, True
+        yield options.completed_retention_seconds * SECOND, Rule.FINISHED
     if options.max_wait_seconds > 0:
-        yield options.max_wait_seconds * SECOND, False
+        yield options.max_wait_seconds * SECOND, Rule.UNFINISHED
+
+
+def bounded(rule: Rule, partition: PartitionState, at: int) -> int:
+    """How far the start may move when the messages below `at` are too old."""
+    committed = [cursor.committed for cursor in partition.cursors.values()]
+    if rule is Rule.FINISHED:
+        return min([at, *(offset + 1 for offset in committed)]) if committed else partition.log_start
+    if rule is Rule.UNFINISHED and committed and min(committed) >= at - 1:
+        return partition.log_start  # all of it was consumed in time: it waits no more
+    return at
 
 
 class Retention:
@@ -89,6 +117,7 @@ class Retention:
         await core.turn(())
         now = core.clock.now()
         starts = {pid: await self._start(pid, now) for pid in pids}
+        await core.turn(())
         draft = Draft(core)
         for pid, start in starts.items():
             partition = core.directory.partition(pid)
@@ -98,9 +127,7 @@ class Retention:
                 draft.add(_cut(partition, start))
         core.commit(draft)
         for pid in pids:
-            partition = core.directory.partition(pid)
-            if partition is not None and partition.next_offset > partition.log_start:
-                self._look_again(partition, now)
+            await self._look_again(pid, now)
         await core.log.durable()
 
     async def _start(self, pid: int, now: int) -> int | None:
@@ -109,29 +136,30 @@ class Retention:
         if partition is None:
             return None
         start = partition.log_start
-        for age, finished in limits_of(self._core.directory.queue_of(partition).options):
+        for age, rule in limits_of(self._core.directory.queue_of(partition).options):
             at = offset_at(partition, now - age)
             if at is None:
                 found = await self._core.store.first_offset_at(pid, now - age)
                 at = partition.base if found is None else found
-            if finished:
-                at = (
-                    min([at, *(cursor.committed + 1 for cursor in partition.cursors.values())])
-                    if (partition.cursors)
-                    else start
-                )
-            start = max(start, at)
+            start = max(start, bounded(rule, partition, at))
         return min(start, partition.next_offset)
 
-    def _look_again(self, partition: PartitionState, now: int) -> None:
-        head = partition.entry(partition.log_start)
-        if head is None:  # in a segment, outside the window: its time is not in memory
-            self._agenda.add(now + AGAIN, ("partition", str(partition.pid)))
+    async def _look_again(self, pid: int, now: int) -> None:
+        """When the oldest message that is left passes a limit; soon, where it has passed one and is kept for now."""
+        partition = self._core.directory.partition(pid)
+        if partition is None or partition.next_offset == partition.log_start:
             return
-        options = self._core.directory.queue_of(partition).options
-        for age, finished in limits_of(options):
+        head: Record | Recent | None = partition.entry(partition.log_start)
+        if head is None:  # in a segment, and outside the index window
+            first = partition.log_start
+            found = await self._core.store.read(pid, first, first, 1)
+            head = found[0] if found else None
+            partition = self._core.directory.partition(pid)
+            if head is None or partition is None:
+                return
+        for age, rule in limits_of(self._core.directory.queue_of(partition).options):
             at = head.ts + age
-            self._agenda.add(max(at, now + AGAIN) if finished else at, ("partition", str(partition.pid)))
+            self._agenda.add(at if rule is Rule.ANY or at > now else now + AGAIN, ("partition", str(pid)))
 
 
 def _cut(partition: PartitionState, start: int) -> Iterator[Effect]:

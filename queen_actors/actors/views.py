@@ -186,9 +186,18 @@ def _counts(partition: PartitionState, dead: int, now: int) -> PartitionView:
     left = [pending(partition.next_offset, partition.log_start, cursor) for cursor in cursors]
     worst = max(left)
     busy = max((processing(cursor, now) for cursor in cursors if cursor is not None), default=0)
-    last = partition.last_ts or None
+    first, last = partition.entry(partition.log_start), partition.last_ts or None
     return PartitionView(
-        partition.pid, partition.name, partition.created_at, total, worst, busy, total - worst, dead, last
+        partition.pid,
+        partition.name,
+        partition.created_at,
+        total,
+        worst,
+        busy,
+        total - worst,
+        dead,
+        last,
+        None if first is None else first.ts,
     )
 
 

@@ -45,8 +45,7 @@ async def lagging(call: Call) -> Reply:
 
 async def queues(call: Call) -> Reply:
     lines = await call.broker.overview.queues()
-    keys, timers = call.broker.overview.rows()
-    return json_reply(render_queues(lines, keys, timers))
+    return json_reply(render_queues(lines, call.broker.overview.rows()))
 
 
 async def depth(call: Call) -> Reply:

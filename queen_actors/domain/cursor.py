@@ -68,8 +68,8 @@ class PopRequest(Struct, frozen=True):
 
 
 class PopReply(Struct, frozen=True):
-    """`lease_id` is empty for autoAck and for an empty reply. `conflation`: the group conflates and the caller asked
-    for it; `conflict`: the caller asked for it and the registered group does not."""
+    """`lease_id` is empty for autoAck and for an empty reply. `conflation`: the caller asked for it, and the group
+    conflates; `conflict`: the caller asked for it, and the group is registered without it (in one of the queues)."""
 
     lease_id: str
     group: str

@@ -150,10 +150,12 @@ class NamespaceState:
     """The rows of one namespace. A row whose lifetime is over stays until it is swept or overwritten; no operation
     sees it (2.5)."""
 
-    __slots__ = ("_keys", "_rows", "ns")
+    __slots__ = ("_keys", "_rows", "ns", "size")
 
     def __init__(self, ns: str) -> None:
         self.ns = ns
+        self.size = 0
+        """Bytes of all values."""
         self._rows: dict[str, Row] = {}
         self._keys = OrderedKeys(self._rows)
 
@@ -179,8 +181,11 @@ class NamespaceState:
     def apply(self, effect: KvPut | KvDropped) -> None:
         """Take the effect: the only mutation."""
         key = effect.key
+        before = self._rows.get(key)
+        self.size -= 0 if before is None else len(before.value)
         if isinstance(effect, KvPut):
-            if key not in self._rows:
+            self.size += len(effect.value)
+            if before is None:
                 self._keys.added(key)
             self._rows[key] = Row(effect.value, effect.version, effect.expires_at, effect.created_at, effect.updated_at)
         elif self._rows.pop(key, None) is not None:

@@ -46,6 +46,15 @@ class QueueLine(Struct, frozen=True):
     dead_letter: int
 
 
+class BesideQueues(Struct, frozen=True):
+    """What a broker keeps beside its queues: how many keys and pending timers, and their bytes."""
+
+    keys: int
+    key_bytes: int
+    timers: int
+    timer_bytes: int
+
+
 class PartitionDepth(Struct, frozen=True):
     """How much of one partition a group has before it: `ready` is what is not under a lease."""
 

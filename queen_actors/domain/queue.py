@@ -43,6 +43,8 @@ class PartitionView(Struct, frozen=True):
     completed: int
     dead_letter: int
     last_activity: int | None
+    oldest: int | None = None
+    """When the oldest message that is kept was appended; None when there is none, or it has left the index window."""
 
 
 class QueueView(Struct, frozen=True):

@@ -72,10 +72,12 @@ class TimersDecision(Struct, frozen=True):
 class TimersState:
     """The pending timers of one queue. Millions may wait for months, so each is kept as one packed `bytes`."""
 
-    __slots__ = ("_keys", "_timers", "queue")
+    __slots__ = ("_keys", "_timers", "queue", "size")
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
+        self.size = 0
+        """Bytes that they are kept in."""
         self._timers: dict[str, bytes] = {}
         self._keys = OrderedKeys(self._timers)
 
@@ -102,10 +104,13 @@ class TimersState:
     def apply(self, effect: TimerPut | TimerDropped) -> None:
         """Take the effect: the only mutation."""
         key = effect.key
+        before = self._timers.get(key)
+        self.size -= 0 if before is None else len(before)
         if isinstance(effect, TimerPut):
-            if key not in self._timers:
+            if before is None:
                 self._keys.added(key)
             self._timers[key] = _pack(effect)
+            self.size += len(self._timers[key])
         elif self._timers.pop(key, None) is not None:
             self._keys.removed(key)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
-from queen_actors.domain.overview import GroupLine, PartitionLag, QueueDepth, QueueLine
+from queen_actors.domain.overview import BesideQueues, GroupLine, PartitionLag, QueueDepth, QueueLine
 from queen_actors.values import SECOND
 
 from .frames import encode, zulu_time
@@ -123,9 +123,17 @@ def queue_line(line: QueueLine, retained: int | None = None) -> dict[str, Any]:
     }
 
 
-def render_queues(lines: Iterable[QueueLine], keys: int, timers: int) -> bytes:
+def render_queues(lines: Iterable[QueueLine], beside: BesideQueues) -> bytes:
     """`GET /api/v1/resources/queues`, newest first; how many keys and pending timers there are beside them."""
-    return encode({"queues": [queue_line(line) for line in lines], "kvRows": keys, "timerRows": timers})
+    return encode(
+        {
+            "queues": [queue_line(line) for line in lines],
+            "kvRows": beside.keys,
+            "kvBytes": beside.key_bytes,
+            "timerRows": beside.timers,
+            "timerBytes": beside.timer_bytes,
+        }
+    )
 
 
 def render_depth(depth: QueueDepth) -> bytes:

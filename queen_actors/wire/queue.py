@@ -166,7 +166,7 @@ def options_of(options: QueueOptions) -> dict[str, int | bool | str]:
 
 
 def render_queue(view: QueueView) -> bytes:
-    """`GET /api/v1/resources/queues/:q` (13)."""
+    """`GET /api/v1/resources/queues/:q` (13). `retainedBytes` is null: the route `/sizes` counts bytes."""
     partitions = [_partition(partition) for partition in view.partitions]
     counts = ("total", "pending", "processing", "completed", "deadLetter")
     totals = {name: sum(partition["messages"][name] for partition in partitions) for name in counts}
@@ -179,7 +179,9 @@ def render_queue(view: QueueView) -> bytes:
             "createdAt": zulu_time(view.created_at),
             "options": options_of(view.options),
             "partitions": partitions,
+            "segments": {"segments": 0, "messages": totals["total"]},
             "totals": {**totals, "failed": None},
+            "retainedBytes": None,
         }
     )
 
@@ -201,6 +203,9 @@ def _partition(view: PartitionView) -> dict[str, Any]:
         "stats": messages,
         "cursor": {"totalConsumed": view.completed, "batchesConsumed": 0},
         "lastActivity": None if view.last_activity is None else zulu_time(view.last_activity),
+        "oldestMessage": None if view.oldest is None else zulu_time(view.oldest),
+        "newestMessage": None if view.last_activity is None or not view.total else zulu_time(view.last_activity),
+        "retainedBytes": None,
     }
 
 

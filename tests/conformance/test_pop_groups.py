@@ -132,3 +132,52 @@ async def test_the_default_mode_is_a_setting() -> None:
         assert data(await wire.pop("q")) == ["old"], "queue mode is always all"
         await wire.push("q", "late", txn="n")
         assert data(await wire.pop("q", consumerGroup="g")) == ["late"]
+
+
+@pytest.mark.parametrize("query", [{}, {"wait": True, "timeout": 50}], ids=["at once", "after a wait"])
+@pytest.mark.parametrize(
+    ("queue", "partition", "place"),
+    [("q", None, {}), ("q", "p", {}), ("unknown", "p", {}), (None, None, {"namespace": "nobody's"})],
+    ids=["wildcard", "pinned", "pinned, unknown", "discovery of nothing"],
+)
+async def test_an_empty_answer_echoes_conflation(
+    timed: Wire, autojump_clock: MockClock, queue: str | None, partition: str | None, place: dict[str, str], query: Any
+) -> None:
+    """7.7: 200 and not 204, with the echo, wherever it was asked; nothing contradicts it where no group is known."""
+    answer = await timed.pop_answer(queue, partition, consumerGroup="g", conflation=True, **place, **query)
+    assert answer.status == 200
+    body = answer.json
+    assert (body["conflation"], body["messages"], body["leaseId"]) == (True, [], "")
+    assert "conflationConflict" not in body
+
+
+async def test_conflation_across_claims(timed: Wire, autojump_clock: MockClock) -> None:
+    """The newest of each partition, as many partitions as messages were asked for; the ack commits the span; what came
+    meanwhile is the next; a nack brings the then newest; a dead letter is the one message that was seen."""
+    for n in range(5):
+        for partition in "abc":
+            await timed.push("q", f"{partition}{n}", partition=partition, txn=f"{n}")
+    query = {"consumerGroup": "g", "conflation": True, "subscriptionMode": "all"}
+    first = (await timed.pop_answer("q", batch=2, **query)).json
+    assert [m["data"] for m in first["messages"]] == ["a4", "b4"]
+    assert (first["partitionsClaimed"], first["conflation"], first["messages"][0]["offset"]) == (2, True, 4)
+    (third,) = await timed.pop("q", batch=10, **query)
+    assert third["data"] == "c4"
+    await timed.push("q", "a5", partition="a", txn="5")
+    entries = await timed.ack((first["messages"][0], "completed"), (first["messages"][1], "failed"), group="g")
+    assert [entry["success"] for entry in entries] == [True, True]
+    assert await timed.committed(first["messages"][0], "g") == 4
+    await timed.push("q", "b5", partition="b", txn="5")
+    again = await timed.pop("q", batch=10, **query)
+    assert sorted((m["data"], m["deliveryAttempt"]) for m in again) == [("a5", 1), ("b5", 2)]
+    (entry,) = await timed.ack((third, "dlq", "bad"), group="g")
+    assert entry["dlq"] is True
+    (letter,) = await timed.dead_letters("q")
+    assert (letter["data"], letter["offset"]) == ("c4", 4)
+    assert (await timed.pop_answer("q", "c", **query)).json["messages"] == []
+    conflict = (await timed.pop_answer("q", consumerGroup="plain", subscriptionMode="all", batch=1)).json
+    assert "conflation" not in conflict
+    conflict = (await timed.pop_answer("q", consumerGroup="plain", conflation=True, batch=1)).json
+    assert (conflict["conflationConflict"], "conflation" in conflict) == (True, False)
+    stored = (await timed.pop_answer("q", consumerGroup="g", batch=1)).status
+    assert stored == 204, "who does not ask is not told"

@@ -190,3 +190,44 @@ async def test_the_index_of_removed_messages_outlives_a_restart(
         await trio.sleep(3600)
         (anew,) = await wire.push("q", 1)
         assert (anew["status"], anew["offset"]) == ("queued", 1)
+
+
+async def test_what_was_consumed_in_time_waited_not_too_long(timed: Wire, autojump_clock: MockClock) -> None:
+    """`maxWaitTimeSeconds` removes what waits: messages that every cursor has passed stay for who comes later; one
+    consumer that is behind, or none at all, and they go."""
+    await timed.configure("q", maxWaitTimeSeconds=10)
+    await timed.push("q", 1, 2)
+    assert data(await timed.pop("q", autoAck=True)) == [1, 2]
+    await trio.sleep(30)
+    assert data(await timed.pop("q", consumerGroup="late", subscriptionMode="all", batch=1, leaseSeconds=3)) == [1]
+    await trio.sleep(30)
+    assert data(await timed.pop("q", consumerGroup="later", subscriptionMode="all")) == []
+
+
+async def test_retention_with_segments(durable: MemoryStore, autojump_clock: MockClock) -> None:
+    """Also what has left the index window, and was read back from a segment, goes when its time has come."""
+    async with direct(durable) as wire:
+        await wire.configure("q", retentionEnabled=True, retentionSeconds=10_000, dedupWindowSeconds=10)
+        await wire.push("q", 1, txn="a")
+        await trio.sleep(4000)
+        await wire.push("q", 2, txn="b")
+        await durable.seal()
+        await trio.sleep(5900)
+        assert data(await wire.pop("q", consumerGroup="g", subscriptionMode="all")) == [1, 2]
+        await trio.sleep(200)
+        assert data(await wire.pop("q", consumerGroup="h", subscriptionMode="all")) == [2]
+        await trio.sleep(4000)
+        assert data(await wire.pop("q", consumerGroup="i", subscriptionMode="all")) == []
+
+
+async def test_retention_that_is_turned_on_later(timed: Wire, autojump_clock: MockClock) -> None:
+    """It holds for what is there already; turned off, nothing more goes."""
+    await timed.push("q", 1)
+    await trio.sleep(100)
+    await timed.configure("q", retentionEnabled=True, retentionSeconds=50)
+    await trio.sleep(1)
+    assert await timed.pop("q") == []
+    await timed.push("q", 2, txn="x")
+    await timed.configure("q", retentionEnabled=False)
+    await trio.sleep(1000)
+    assert data(await timed.pop("q")) == [2]
