@@ -34,6 +34,7 @@ from .actors.tail import Tail, Tails
 from .actors.timers import Timers
 from .actors.upkeep import Upkeep
 from .actors.views import Views
+from .actors.watch import Watch, Watches
 from .config import Settings
 from .domain import cursor as cursor_rules
 from .domain.cursor import Ack, AckOutcome, LeaseEnd, LeaseExtended, PopReply, PopRequest
@@ -45,6 +46,7 @@ from .domain.queue import Configure, DeadLetterView, GroupDeleted, MessageView, 
 from .domain.subscription import TailTerms
 from .domain.timers import TimerOp, TimerPage, TimerResult
 from .domain.transaction import Transaction, TransactionReply
+from .domain.watch import WatchTerms
 from .errors import QueenError, StorageFailed, Unavailable
 from .ports import Clock, Ids, Recovered, Store, StoreStatistics
 
@@ -88,8 +90,9 @@ class Broker:
         self.arrivals = Arrivals(core)
         self.reads = Reads(core, self._producers, self.arrivals)
         self._tails = Tails(core, self._producers)
+        self._watches = Watches(core)
         self._upkeep = Upkeep(core)
-        self._retention = Retention(core)
+        self._retention = Retention(core, self._producers)
         self._observers: tuple[Callable[[Effect], None], ...] = (
             self._acks.observe,
             self._pops.ready.observe,
@@ -99,6 +102,7 @@ class Broker:
             self._retention.observe,
             self.arrivals.observe,
             self._tails.observe,
+            self._watches.observe,
             self.counts.observe,
         )
 
@@ -150,6 +154,10 @@ class Broker:
     async def kv(self, ops: Sequence[KvOp]) -> list[KvResult] | Precondition:
         """One atomic call on keys (wire-kv 2)."""
         return await self._keys.call(ops)
+
+    def watch(self, terms: WatchTerms) -> Watch:
+        """A watch over keys (websocket.md 5); nothing happens before it is opened."""
+        return self._watches.watch(terms)
 
     async def locks(self, ops: Sequence[LockOp]) -> list[LockResult]:
         """Independent calls on locks and semaphores (wire-kv 3)."""
@@ -334,6 +342,7 @@ class Broker:
         self._retention.reset()
         self.arrivals.wake_all()
         self._tails.reset()
+        self._watches.reset()
 
     def _observe(self, effect: Effect) -> None:
         for observe in self._observers:

@@ -142,7 +142,7 @@ class Overview:
             return partition.log_start - 1
         at = offset_at(partition, since)
         if at is None:
-            at = await self._core.store.first_offset_at(partition.pid, since)
+            at = await self._producers.first_offset_at(partition.pid, since)
         return (partition.base if at is None else at) - 1
 
     async def sizes(self, name: str) -> dict[str, int] | None:
@@ -156,7 +156,7 @@ class Overview:
             found[partition.name] = sum(len(record.payload) for record in in_memory)
             first = in_memory[0].offset if in_memory else partition.next_offset
             if first > partition.log_start:
-                sealed = await self._core.store.size(partition.pid, partition.log_start, first - 1)
+                sealed = await self._producers.size(partition.pid, partition.log_start, first - 1)
                 found[partition.name] += sealed
         await self._core.log.durable()
         return found

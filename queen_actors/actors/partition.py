@@ -90,6 +90,11 @@ class Producers:
         with self._reading():
             return await self._core.store.find(pid, txn)
 
+    async def size(self, pid: int, first: int, last: int) -> int:
+        """What the store says: payload bytes of these sealed messages."""
+        with self._reading():
+            return await self._core.store.size(pid, first, last)
+
     @contextmanager
     def _reading(self) -> Generator[None]:
         """The store is closed for a moment while the state is read again: no fault, and the call may be repeated."""

@@ -185,7 +185,7 @@ class Reads:
     async def _offset_at(self, partition: PartitionState, ts: int) -> int:
         at = offset_at(partition, ts)
         if at is None:
-            at = await self._core.store.first_offset_at(partition.pid, ts)
+            at = await self._producers.first_offset_at(partition.pid, ts)
         return max(partition.base if at is None else at, partition.log_start)
 
     def _status(

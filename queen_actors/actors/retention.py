@@ -27,7 +27,7 @@ from queen_actors.values import SECOND
 
 from .agenda import Agenda
 from .core import Core, Draft
-from .partition import offset_at
+from .partition import Producers, offset_at
 
 SWEEP = 256
 """How many partitions one sweep looks at before others may run."""
@@ -66,8 +66,9 @@ def bounded(rule: Rule, partition: PartitionState, at: int) -> int:
 class Retention:
     """The sweeping of one broker's partitions."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, producers: Producers) -> None:
         self._core = core
+        self._producers = producers
         self._agenda = Agenda(core.clock)
         self._ages: dict[int, int] = {}
         """The lowest limit of each queue that has one, by its number."""
@@ -139,7 +140,7 @@ class Retention:
         for age, rule in limits_of(self._core.directory.queue_of(partition).options):
             at = offset_at(partition, now - age)
             if at is None:
-                found = await self._core.store.first_offset_at(pid, now - age)
+                found = await self._producers.first_offset_at(pid, now - age)
                 at = partition.base if found is None else found
             start = max(start, bounded(rule, partition, at))
         return min(start, partition.next_offset)
@@ -152,7 +153,7 @@ class Retention:
         head: Record | Recent | None = partition.entry(partition.log_start)
         if head is None:  # in a segment, and outside the index window
             first = partition.log_start
-            found = await self._core.store.read(pid, first, first, 1)
+            found = await self._producers.fetch(pid, first, 1, 1)
             head = found[0] if found else None
             partition = self._core.directory.partition(pid)
             if head is None or partition is None:
