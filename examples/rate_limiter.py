@@ -31,7 +31,7 @@ async def main(customer: str, limit: int, requests: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("customer")
+    parser.add_argument("customer", nargs="?", default="customer-42")
     parser.add_argument("--limit", type=int, default=3)
     parser.add_argument("--requests", type=int, default=5)
     options = parser.parse_args()

@@ -9,11 +9,13 @@ message is with another consumer at once.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import time
 
 from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Subprotocol
 
 URL = os.environ.get("QUEEN_URL", "http://127.0.0.1:6632")
 
@@ -21,12 +23,14 @@ URL = os.environ.get("QUEEN_URL", "http://127.0.0.1:6632")
 def open_socket() -> ClientConnection:
     """Connect, trying for five seconds: the broker may be starting."""
     address = URL.replace("http", "ws", 1) + "/api/v1/ws"
-    for _ in range(50):
+    give_up = time.monotonic() + 5
+    while True:
         try:
-            return connect(address, subprotocols=["queen.v1"])  # type: ignore[list-item]
+            return connect(address, subprotocols=[Subprotocol("queen.v1")])
         except ConnectionRefusedError:
+            if time.monotonic() > give_up:
+                raise
             time.sleep(0.1)
-    return connect(address)
 
 
 def main() -> None:
@@ -44,7 +48,7 @@ def main() -> None:
                 continue  # the welcome, replies, heartbeats
             acks = []
             for message in frame["messages"]:
-                print(f"shipped order {message['data']['number']} of {frame['partition']}", flush=True)
+                print(f"shipped {json.dumps(message['data'])} of {frame['partition']}", flush=True)
                 acks.append(
                     {
                         "transactionId": message["transactionId"],
@@ -60,4 +64,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(KeyboardInterrupt):
+        main()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -66,9 +68,29 @@ def test_producer_and_consumer(url: str, start: Start) -> None:
     for customer in range(3):
         of_customer = [line for line in shipped if line.endswith(f"of customer-{customer}")]
         assert of_customer == [
-            f"shipped order {customer} of customer-{customer}",
-            f"shipped order {customer + 3} of customer-{customer}",
+            f'shipped {{"number": {number}, "amount": {10 + number}}} of customer-{customer}'
+            for number in (customer, customer + 3)
         ]
+
+
+def test_the_consumer_takes_what_others_push(url: str, start: Start) -> None:
+    """What the README pushes with curl goes to the same queue: a payload of another shape does not end the consumer."""
+    item = {"queue": "orders", "partition": "customer-42", "payload": {"amount": 120}}
+    httpx.post(f"{url}/api/v1/push", json={"items": [item]}, trust_env=False).raise_for_status()
+    consumer = start(url, "websocket_consumer.py", "--count", "1")
+    assert lines(consumer) == ['shipped {"amount": 120} of customer-42']
+
+
+def test_stopped_by_hand(url: str, start: Start) -> None:
+    """Ctrl-C ends the examples that run until they are stopped, without a traceback."""
+    for name in ("http_producer.py", "websocket_consumer.py"):
+        process = start(url, name)
+        httpx.post(f"{url}/api/v1/push", json={"items": [{"queue": "orders", "payload": 1}]}, trust_env=False)
+        assert process.stdout is not None
+        assert process.stdout.readline()  # it is under way
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=SECONDS)
+        assert (process.returncode, errors) == (0, "")
 
 
 def test_nightly_report(url: str, start: Start) -> None:
