@@ -96,6 +96,11 @@ WS_GIVE_BACK_SECONDS = 5.0  # how long the end of a connection waits for its lea
 WS_CREDIT_DEFAULT, WS_CREDIT_MAX = 100, 100_000
 WS_TAIL_CREDIT_DEFAULT = 1_000
 WS_TAIL_PARTITIONS = 100_000  # of a tail's queue: its reply names each of them
+WS_WATCHES = 1024
+WATCH_ROWS, WATCH_BYTES = 10_000, 16 * MIB  # what a watch begins with: one frame, and a picture that a client holds
+WATCH_QUEUE, WATCH_QUEUE_BYTES = 1_000, MIB  # changes that wait for one watcher; past it the latest of each key
+WATCH_EVENT = 256  # changes of one event
+KV_HISTORY, KV_HISTORY_BYTES = 100_000, 32 * MIB  # changes that a watch can go on from
 WS_CONNECTIONS = 10_000
 
 # HTTP

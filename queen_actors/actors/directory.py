@@ -12,7 +12,7 @@ from typing import Any
 
 from queen_actors.domain import effects as fx
 from queen_actors.domain.cursor import fresh
-from queen_actors.domain.kv import NamespaceState
+from queen_actors.domain.kv import NamespaceState, Row
 from queen_actors.domain.locks import LockState, parse_permit_key
 from queen_actors.domain.partition import PartitionState, window_of
 from queen_actors.domain.queue import QueueState
@@ -72,6 +72,8 @@ class Directory:
         self.timers: dict[str, TimersState] = {}
         self.leases: dict[str, set[tuple[int, str]]] = {}
         self.traces: deque[fx.TracePut] = deque(maxlen=TRACES)
+        self.replaced: Row | None = None
+        """The row that the latest effect on a key took the place of, or took away: for those who observe it."""
         self.streams = StreamTable()
         self._sought: int | None = None
 
@@ -219,6 +221,7 @@ class Directory:
         state = self.namespaces.get(effect.ns)
         if state is None:
             state = self.namespaces[effect.ns] = NamespaceState(effect.ns)
+        self.replaced = state.row(effect.key)
         state.apply(effect)
         if not len(state):
             del self.namespaces[effect.ns]

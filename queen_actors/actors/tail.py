@@ -80,6 +80,7 @@ class Tail:
         self._tails.add(self)
         try:
             while True:
+                await self._core.turn()
                 reloads = self._core.log.reloads
                 positions = await self._scan()
                 await self._core.log.durable()
@@ -182,6 +183,7 @@ class Tail:
 
     async def _round(self) -> list[Gap | Claim]:
         """Read a little of each partition that is behind, the longest waiting first; move on when it is durable."""
+        await self._core.turn()
         reloads = self._core.log.reloads
         steps: dict[int, _Step] = {}
         count, size = min(self._credit, ROUND_MESSAGES), limits.WS_EVENT_BYTES
@@ -245,7 +247,7 @@ class Tails:
     def __init__(self, core: Core, producers: Producers) -> None:
         self._core = core
         self._producers = producers
-        self._open: dict[str, set[Tail]] = {}
+        self._open: dict[str, dict[Tail, None]] = {}
 
     def __len__(self) -> int:
         return sum(len(tails) for tails in self._open.values())
@@ -255,12 +257,12 @@ class Tails:
         return Tail(self._core, self._producers, self, terms)
 
     def add(self, tail: Tail) -> None:
-        self._open.setdefault(tail.terms.queue, set()).add(tail)
+        self._open.setdefault(tail.terms.queue, {})[tail] = None
 
     def discard(self, tail: Tail) -> None:
         tails = self._open.get(tail.terms.queue)
         if tails is not None:
-            tails.discard(tail)
+            tails.pop(tail, None)
             if not tails:
                 del self._open[tail.terms.queue]
 

@@ -29,6 +29,7 @@ from .feed import Feeds
 from .gate import Gate
 from .link import Link
 from .socket_routes import ROUTES, Headers, pop_request, pop_timeout_ms
+from .watching import Watching
 
 Work = Callable[[Frame], Awaitable[Reply]]
 
@@ -63,6 +64,7 @@ class Session:
         self._known = known
         self._gate = Gate(link.outbox)
         self._feeds = Feeds(link, broker, self._gate)
+        self._watching = Watching(link, broker, self._gate)
         self._reading = trio.CancelScope()
         self._under_way = 0
         self._under_way_bytes = 0
@@ -77,6 +79,8 @@ class Session:
             "tail": self._tail,
             "unsubscribe": self._feeds.unsubscribe,
             "credit": self._feeds.credit,
+            "watch": self._watch,
+            "unwatch": self._watching.unwatch,
         }
 
     async def run(self) -> None:
@@ -91,14 +95,15 @@ class Session:
                 if not self._known:
                     background.start_soon(self._await_auth)
                 async with trio.open_nursery() as requests, trio.open_nursery() as feeds:
-                    self._feeds.nursery = feeds
+                    self._feeds.nursery = self._watching.nursery = feeds
                     with self._reading:
                         await self._read(requests)
                     self._gate.close()
-                    self._feeds.nursery = None
+                    self._feeds.nursery = self._watching.nursery = None
                     feeds.cancel_scope.cancel()
                 background.cancel_scope.cancel()
         finally:
+            self._watching.close()
             with trio.move_on_after(limits.WS_GIVE_BACK_SECONDS, shield=True):
                 await self._feeds.close()
 
@@ -233,6 +238,10 @@ class Session:
     async def _tail(self, frame: Frame) -> Reply:
         await self._authorize(Request("GET", b"/api/v1/fetch", headers=self._headers), Access.READ)
         return await self._feeds.tail(frame)
+
+    async def _watch(self, frame: Frame) -> Reply:
+        await self._authorize(Request("GET", b"/api/v1/kv", headers=self._headers), Access.READ)
+        return await self._watching.watch(frame)
 
     async def _auth(self, frame: Frame) -> Reply:
         headers = {**self._headers, "authorization": f"Bearer {wire.parse_token(frame)}"}

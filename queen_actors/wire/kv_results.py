@@ -30,7 +30,7 @@ class _Got(_Element, rename="camel"):
     type: str | UnsetType = UNSET
 
 
-class _Row(Struct, rename="camel"):
+class KvRow(Struct, rename="camel"):
     key: str
     version: int
     expires_at: str | None
@@ -39,7 +39,7 @@ class _Row(Struct, rename="camel"):
 
 
 class _Many(_Element, rename="camel"):
-    rows: list[_Row]
+    rows: list[KvRow]
     missing: tuple[str, ...]
     truncated: bool
     op_index: int | UnsetType = UNSET
@@ -47,7 +47,7 @@ class _Many(_Element, rename="camel"):
 
 
 class _Page(_Element, rename="camel"):
-    rows: list[_Row]
+    rows: list[KvRow]
     truncated: bool
     next_after: str | None
     op_index: int | UnsetType = UNSET
@@ -134,10 +134,10 @@ def _element(index: int, result: KvResult) -> KvElement:
         expires = None if row.expires_at is None else offset_time(row.expires_at)
         return _Got(index, "get", True, result.key, Raw(row.value), row.version, expires, offset_time(row.updated_at))
     if isinstance(result, GetManyResult):
-        rows = [_row(row, keys_only=False) for row in result.rows]
+        rows = [kv_row(row, keys_only=False) for row in result.rows]
         return _Many(index, "getMany", rows, result.missing, result.truncated)
     if isinstance(result, GetPrefixResult):
-        rows = [_row(row, keys_only=result.keys_only) for row in result.rows]
+        rows = [kv_row(row, keys_only=result.keys_only) for row in result.rows]
         return _Page(index, "getPrefix", rows, result.truncated, result.next_after)
     written = _Written(index, result.op, result.applied, result.key, result.version)
     if result.value is not None:
@@ -147,10 +147,11 @@ def _element(index: int, result: KvResult) -> KvElement:
     return written
 
 
-def _row(found: KeyRow, *, keys_only: bool) -> _Row:
+def kv_row(found: KeyRow, *, keys_only: bool = False) -> KvRow:
+    """A row as a read gives it."""
     row = found.row
     expires = None if row.expires_at is None else offset_time(row.expires_at)
-    shown = _Row(found.key, row.version, expires, offset_time(row.updated_at))
+    shown = KvRow(found.key, row.version, expires, offset_time(row.updated_at))
     if not keys_only:
         shown.value = Raw(row.value)
     return shown

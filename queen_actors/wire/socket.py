@@ -140,7 +140,7 @@ _DEFAULT = Terms()
 def parse_subscribe(frame: Frame) -> tuple[str, Terms]:
     """The client's name for the subscription, and its terms. Raises BadRequest and TooLarge."""
     asked = _fields(_subscribe, frame)
-    _check_client_name("sub", asked.sub)
+    check_client_name("sub", asked.sub)
     group = asked.group or asked.consumer_group or QUEUE_MODE
     queue, partition = asked.queue or None, asked.partition or None
     namespace, task = (None, None) if queue else (asked.namespace or None, asked.task or None)
@@ -171,7 +171,7 @@ def parse_subscribe(frame: Frame) -> tuple[str, Terms]:
     )
 
 
-def _check_client_name(field: str, name: str) -> None:
+def check_client_name(field: str, name: str) -> None:
     if not 1 <= len(name) <= limits.WS_SUB_CHARS:
         raise BadRequest(f"{field} must be a name of 1 to {limits.WS_SUB_CHARS} characters")
 
@@ -179,7 +179,7 @@ def _check_client_name(field: str, name: str) -> None:
 def parse_tail(frame: Frame) -> tuple[str, TailTerms]:
     """The client's name for the tail, and its terms (section 4). Raises BadRequest and TooLarge."""
     asked = _fields(_tail, frame)
-    _check_client_name("sub", asked.sub)
+    check_client_name("sub", asked.sub)
     if not asked.queue:
         raise BadRequest("queue is required")
     partition = asked.partition or None

@@ -227,6 +227,54 @@ async def house(
         nursery.cancel_scope.cancel()
 
 
+class NarrowStream(trio.abc.HalfCloseableStream):
+    """A stream whose peer takes `rate` bytes a second; 0: it takes nothing at all."""
+
+    def __init__(self, stream: Any, rate: float) -> None:
+        self.stream = stream
+        self.rate = rate
+        self.sent = 0
+        self._moved = trio.Event()
+
+    def set_rate(self, rate: float) -> None:
+        self.rate = rate
+        self._moved.set()
+        self._moved = trio.Event()
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        left = memoryview(bytes(data))
+        while left:
+            while self.rate <= 0:
+                await self._moved.wait()
+            part = left[: max(1, int(self.rate / 10))]
+            await trio.sleep(len(part) / self.rate)
+            await self.stream.send_all(bytes(part))
+            self.sent += len(part)
+            left = left[len(part) :]
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        return bytes(await self.stream.receive_some(max_bytes))
+
+    async def send_eof(self) -> None:
+        await self.stream.send_eof()
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()
+
+
+async def narrow_peer(hall: House, rate: float, **options: Any) -> tuple[Peer, NarrowStream]:
+    """A welcomed peer on a narrow line, which is wide until then."""
+    ours, theirs = trio.testing.memory_stream_pair()
+    line = NarrowStream(theirs, 1e9)
+    hall.nursery.start_soon(hall.sockets.serve, line)
+    peer = await hall.peer(stream=ours, **options)
+    line.set_rate(rate)
+    return peer, line
+
+
 def items(queue: str, *payloads: Any, partition: str | None = None) -> list[dict[str, Any]]:
     """Push items with these payloads."""
     place = {} if partition is None else {"partition": partition}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import trio
-from socket_peer import House, Peer, house, items
+from socket_peer import House, Peer, house, items, narrow_peer
 
 from queen_actors import limits
 from queen_actors.api import Request
@@ -334,14 +334,15 @@ async def test_more_partitions_than_can_be_named(hall: House, monkeypatch: pytes
 
 async def test_a_peer_that_does_not_read_falls_behind(hall: House) -> None:
     """Past what may wait for a peer nothing more is read for it; when it reads again, nothing is missing."""
-    peer = await hall.peer()
+    peer, line = await narrow_peer(hall, 20_000)
     await tail(peer, credit=100_000)
-    peer.reading = trio.Event()
-    await trio.sleep(0.1)
     big = "x" * 100_000
     for number in range(150):
         await push(hall, [number, big], partition="pr"[number % 2])
-    peer.reading.set()
+    await trio.sleep(1)
+    (reader,) = hall.broker._tails._open["q"]
+    assert reader.statistics().behind == 2
+    line.set_rate(1e9)
     found = [number for number, _ in await tailed(peer, 150)]
     assert [number for number in found if number % 2] == list(range(1, 150, 2))
     assert [number for number in found if number % 2 == 0] == list(range(0, 150, 2))
