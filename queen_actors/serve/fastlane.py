@@ -18,7 +18,7 @@ import trio
 from queen_actors import limits
 from queen_actors.api import Reply, Request
 from queen_actors.api.errors import error_reply
-from queen_actors.api.messages import JSON, value_reply
+from queen_actors.api.messages import JSON, NO_BODY, value_reply
 
 from .connection import Connection
 from .intake import Intake, no_room
@@ -62,7 +62,7 @@ class FastLane:
             start = _json_head(reply.status, keeps)
         else:
             start = _head(reply.status, keeps, tuple(reply.headers.items()))
-        if reply.status == 204:
+        if reply.status in NO_BODY:
             return start + self._date[2:]
         body = b"" if bodiless else reply.body
         return b"%bcontent-length: %d%b%b" % (start, len(reply.body), self._date, body)

@@ -266,6 +266,7 @@ class _Lines:
         self.target = b""
         self.headers: dict[str, str] = {}
         self.repeated: str | None = None
+        self.closes = False
         self.complete = False
 
     def on_url(self, url: bytes) -> None:
@@ -275,6 +276,8 @@ class _Lines:
         key = name.decode("ascii").lower()
         if key in self.headers and key in _ONCE:
             self.repeated = key
+        if key == "connection":  # of which there may be several
+            self.closes |= b"close" in [option.strip() for option in value.lower().split(b",")]
         self.headers[key] = value.decode("latin-1").strip(" \t")
 
     def on_headers_complete(self) -> None:
@@ -318,7 +321,7 @@ def parse_head(raw: bytes) -> Head:
         method, origin_form(path), query, headers,
         length=int(length or 0),
         chunked=coding is not None,
-        keeps=newest and parser.should_keep_alive(),
+        keeps=newest and not lines.closes,
         expects=bool(expected) and newest and has_body,
         upgrades=upgrades or "upgrade" in headers or method == "CONNECT",
     )  # fmt: skip

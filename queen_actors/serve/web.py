@@ -17,7 +17,7 @@ from werkzeug.exceptions import BadRequest, RequestEntityTooLarge, RequestTimeou
 from queen_actors import limits
 from queen_actors.api import Reply, Request
 from queen_actors.api.errors import error_reply
-from queen_actors.api.messages import value_reply
+from queen_actors.api.messages import NO_BODY, value_reply
 from queen_actors.errors import QueenError, TooLarge
 
 from .intake import Intake, no_room
@@ -151,6 +151,6 @@ def _response(reply: Reply) -> Response:
     response = Response(reply.body, reply.status)
     response.headers.clear()
     response.headers.extend(reply.headers)
-    if reply.status != 204:
+    if reply.status not in NO_BODY:
         response.headers["content-length"] = str(len(reply.body))
     return response

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -34,6 +34,13 @@ class Peer:
 
     async def send(self, data: bytes) -> None:
         await self.stream.send_all(data)
+
+    async def receive_some(self) -> bytes:
+        """What comes next, behind the responses that were read."""
+        if self._rest:
+            data, self._rest = self._rest, b""
+            return data
+        return await self.stream.receive_some(65536)
 
     async def request(self, method: str, target: str, body: Any = None, headers: str = "") -> Response:
         """Send a request and read its response: status, headers in lower case, body."""
@@ -90,10 +97,11 @@ class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
     def __init__(self) -> None:
         self._send, self._receive = trio.open_memory_channel[trio.abc.Stream](math.inf)
 
-    def connect(self, *, lockstep: bool = False) -> Peer:
-        """A new connection; `lockstep` has no buffers: a write waits until it is read."""
+    def connect(self, *, lockstep: bool = False, wrap: Callable[[Any], trio.abc.Stream] | None = None) -> Peer:
+        """A new connection; `lockstep` has no buffers: a write waits until it is read. `wrap` is put around what the
+        server gets."""
         pair = trio.testing.lockstep_stream_pair() if lockstep else trio.testing.memory_stream_pair()
-        self._send.send_nowait(pair[0])
+        self._send.send_nowait(pair[0] if wrap is None else wrap(pair[0]))
         return Peer(pair[1])
 
     async def accept(self) -> trio.abc.Stream:
