@@ -25,7 +25,9 @@ def free_port() -> int:
 class ServerProcess:
     """`queen-actors serve` on a free port; in memory, or with a data directory that the next start finds again."""
 
-    def __init__(self, log: Path, data: Path | None = None) -> None:
+    def __init__(self, log: Path, data: Path | None = None, **settings: object) -> None:
+        """Settings by their names, given to it through its environment."""
+        self._environment = {f"QUEEN_ACTORS_{name.upper()}": str(value) for name, value in settings.items()}
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._where = ["--memory"] if data is None else ["--data", str(data)]
@@ -35,8 +37,9 @@ class ServerProcess:
     def start(self) -> None:
         """Return when it answers. Raises AssertionError, with its log, when it does not."""
         command = [sys.executable, "-m", "queen_actors", "serve", *self._where, "--port", str(self.port)]
+        environment = {**os.environ, **self._environment}
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self._process.poll() is None:
             try:

@@ -19,7 +19,7 @@ PROCESS_SECONDS = 120.0
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One server in memory for all scenarios, which keep apart by the names that they use."""
-    server = ServerProcess(tmp_path_factory.mktemp("sdk") / "server.log")
+    server = ServerProcess(tmp_path_factory.mktemp("sdk") / "server.log", encryption_key="5e" * 32)
     server.start()
     yield server
     server.stop()

@@ -10,7 +10,16 @@ import pytest
 from sdk_kit import Play
 from server_process import ServerProcess
 
-MODULES = ("seed_page", "vectors", "readme", "readme_more", "errors_seen", "ephemeral_queues")
+MODULES = (
+    "seed_page",
+    "vectors",
+    "readme",
+    "readme_more",
+    "errors_seen",
+    "ephemeral_queues",
+    "section_23",
+    "operations",
+)
 
 
 def scenarios() -> Iterator[tuple[str, str]]:
