@@ -10,6 +10,8 @@ from msgspec import Struct
 
 from queen_actors.wire.frames import encode
 
+NO_BODY = (204, 304)
+"""Statuses whose answers have no body, and do not say how long it is."""
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 JSON: Mapping[str, str] = {"content-type": "application/json"}
 
@@ -25,7 +27,7 @@ class Request(Struct, frozen=True):
 
 
 class Reply(Struct, frozen=True):
-    """A body is JSON, or empty (then the status is 204)."""
+    """A body is JSON unless the headers say otherwise, or empty (then the status is one of `NO_BODY`)."""
 
     status: int
     body: bytes = b""

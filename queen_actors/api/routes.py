@@ -26,6 +26,7 @@ from . import (
     queue,
     reads,
     socket,
+    static,
     streams,
     timers,
     transaction,
@@ -52,6 +53,7 @@ TABLE: tuple[Route, ...] = (
     *socket.ROUTES,
     *streams.ROUTES,
     *ephemeral.ROUTES,
+    *static.ROUTES,
 )
 """In order: of two that match, the first one is meant."""
 

@@ -29,7 +29,7 @@ from queen_actors.storage.memory import MemoryStore
 SECRET = "a secret of at least thirty-two bytes, and for HS512 of sixty-four, which it has"
 ROLES = ("admin", "read-write", "read-only", "write-only", "produce-only")
 ADMIN = ["DELETE /api/v1/resources/queues/", "DELETE /api/v1/consumer-groups/", "POST /api/v1/stats/refresh"]
-PUBLIC = ["GET /health", "HEAD /health", "GET /metrics", "GET /api/v1/ws"]
+PUBLIC = ["GET /health", "HEAD /health", "GET /metrics", "GET /api/v1/ws", "GET /static/", "HEAD /static/"]
 """A WebSocket asks for the token itself."""
 READ = [
     *(f"GET /api/v1/{family}" for family in ("status", "analytics", "resources", "messages", "consumer-groups")),
