@@ -518,7 +518,7 @@ class Stream {
       try {
         await this._handler(item, this);
       } catch (error) {
-        await this._failed(item, error);
+        if (!this.ended) await this._failed(item, error);
       }
     }
     this._busy = false;
