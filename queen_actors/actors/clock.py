@@ -48,16 +48,20 @@ class RandomIds:
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.Random(os.urandom(16) if seed is None else seed)
         self._last = 0
+        self._millisecond = -1
+        self._beginning = ""
 
     def uuid(self, now: int) -> str:
         # 48 bits of milliseconds, 12 bits that carry on where the last id stopped, 62 random bits
         head = (now // 1000) << 12
-        self._last = head if head > self._last else self._last + 1
-        milliseconds, count = divmod(self._last, 4096)
+        last = self._last = head if head > self._last else self._last + 1
+        if last >> 12 != self._millisecond:
+            self._millisecond = last >> 12
+            text = f"{self._millisecond:012x}"
+            self._beginning = f"{text[:8]}-{text[8:]}-7"
         tail = self._random.getrandbits(62)
-        value = milliseconds << 80 | 7 << 76 | count << 64 | 2 << 62 | tail
-        text = f"{value:032x}"
-        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+        variant, node = 0x8000 | tail >> 48, tail & 0xFFFFFFFFFFFF
+        return f"{self._beginning}{last & 0xFFF:03x}-{variant:04x}-{node:012x}"
 
     def choose(self, below: int) -> int:
         return self._random.randrange(below)

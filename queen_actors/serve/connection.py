@@ -17,7 +17,7 @@ from queen_actors import limits
 
 WEBSOCKET_PATH = b"/api/v1/ws"
 READ_BYTES = 64 * 1024
-_WRITES_AT_ONCE = os.name == "posix"  # where a socket is a file descriptor, and Trio has made it non-blocking
+_PLAIN_SOCKETS = os.name == "posix"  # where a socket is a file descriptor, and Trio has made it non-blocking
 _UPGRADE = b"GET " + WEBSOCKET_PATH
 _HEAD_END = re.compile(rb"\n\r?\n")
 
@@ -87,23 +87,29 @@ class Connection(Replayed, trio.abc.HalfCloseableStream):
 
     async def read(self) -> bytes:
         """What comes next, empty at the end; for a reader that keeps its own time."""
-        if self._unread:
+        if self._unread or not (_PLAIN_SOCKETS and isinstance(self._stream, trio.SocketStream)):
             return await super().receive_some(READ_BYTES)
-        return bytes(await self._stream.receive_some(READ_BYTES))
-
-    async def write(self, data: bytes) -> None:
-        """Send all of it, as `send_all` does; what the kernel takes at once costs no turn of the event loop."""
-        if _WRITES_AT_ONCE and isinstance(self._stream, trio.SocketStream):
+        sock = self._stream.socket
+        while True:
             try:
-                sent = os.write(self._stream.socket.fileno(), data)
+                await trio.lowlevel.wait_readable(sock)
+                return os.read(sock.fileno(), READ_BYTES)
             except BlockingIOError:
-                sent = 0
+                continue
             except OSError as error:
                 raise trio.BrokenResourceError from error
-            if sent == len(data):
-                return
-            data = data[sent:]
-        await self.send_all(data)
+
+    def write_now(self, data: bytes) -> bytes:
+        """Send what the kernel takes at once, without a turn of the event loop; returns the rest, for `send_all`.
+        Raises trio.BrokenResourceError."""
+        if not (_PLAIN_SOCKETS and isinstance(self._stream, trio.SocketStream)):
+            return data
+        try:
+            return data[os.write(self._stream.socket.fileno(), data) :]
+        except BlockingIOError:
+            return data
+        except OSError as error:
+            raise trio.BrokenResourceError from error
 
     def put_back(self, data: bytes) -> None:
         """Bytes that were read and belong to what reads next."""

@@ -24,6 +24,8 @@ from .connection import Connection
 from .intake import Intake, no_room
 from .requests import Message, Refused, RequestReader
 
+_SLACK_SECONDS = 1.0
+_KEPT_SECONDS = max(limits.HTTP_KEEP_ALIVE_SECONDS, limits.CALL_DEADLINE_SECONDS + 2 * _SLACK_SECONDS)
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -76,7 +78,8 @@ class _Talk:
         self._connection = connection
         self._reader = RequestReader()
         self._scope = trio.CancelScope()
-        """Its deadline is the end of the wait for what the peer is to send; none while a request is served."""
+        """Its deadline is the end of the wait for what the peer is to send. To move it costs more than to look at it:
+        while a request is served it stays where it is, out of reach, and an idle time may end a second early."""
         self._idle = False
         self._first = True
         self._in_body = False
@@ -84,6 +87,7 @@ class _Talk:
         self._answers: list[bytes] = []
         self._answers_bytes = 0
         self._answered_since = 0.0
+        self._answered_at = 0.0
         self._nursery: trio.Nursery | None = None
         self._pumping = False
         self._received = b""
@@ -147,8 +151,9 @@ class _Talk:
     async def _serve(self, message: Message) -> bool:
         """Answer a request; False when it was the connection's last one."""
         lane, head = self._lane, message.head
-        if self._scope.deadline != math.inf:
-            self._scope.deadline = math.inf
+        started = trio.current_time()
+        if self._scope.deadline < started + limits.CALL_DEADLINE_SECONDS + _SLACK_SECONDS:
+            self._scope.deadline = started + _KEPT_SECONDS
         self._first = self._in_body = False
         if not self._hold(len(message.body)):
             self._answers.append(lane.render(error_reply(no_room()), keeps=False))
@@ -164,7 +169,7 @@ class _Talk:
             return False
         keeps = head.keeps and not lane.stopping
         answer = lane.render(reply, keeps=keeps, bodiless=head.method == "HEAD")
-        now = trio.current_time()
+        now = self._answered_at = trio.current_time()
         if not self._answers:
             self._answered_since = now
         self._answers.append(answer)
@@ -181,6 +186,7 @@ class _Talk:
         """The reply to a request that may wait long; None when the peer has gone away meanwhile, or has sent so much
         more that nobody could see it go."""
         await self._flush()
+        self._scope.deadline = math.inf
         if not self._pumping:
             self._pumping = True
             assert self._nursery is not None
@@ -207,16 +213,21 @@ class _Talk:
         if reader.head is None:
             if self._lane.stopping:
                 return False
-            if scope.deadline == math.inf:
-                seconds = limits.HTTP_HEAD_SECONDS if self._first else limits.HTTP_KEEP_ALIVE_SECONDS
-                scope.deadline = trio.current_time() + seconds
+            if not self._first:
+                end = self._answered_at + limits.HTTP_KEEP_ALIVE_SECONDS
+                if not end - _SLACK_SECONDS <= scope.deadline <= end:
+                    scope.deadline = end
+            elif scope.deadline == math.inf:
+                scope.deadline = trio.current_time() + limits.HTTP_HEAD_SECONDS
             self._idle = True
         elif not self._in_body:
             self._in_body = True
             scope.deadline = trio.current_time() + limits.HTTP_BODY_SECONDS
             self._bound_body()
             if reader.head.expects and not reader.begun:
-                await self._connection.write(_CONTINUE)
+                self._answers.append(_CONTINUE)
+                await self._flush()
+                scope.deadline = trio.current_time() + limits.HTTP_BODY_SECONDS
         data = await self._receive()
         self._idle = False
         if not data:
@@ -265,7 +276,10 @@ class _Talk:
         answers = self._answers
         if answers:
             self._answers, self._answers_bytes = [], 0
-            await self._connection.write(answers[0] if len(answers) == 1 else b"".join(answers))
+            rest = self._connection.write_now(answers[0] if len(answers) == 1 else b"".join(answers))
+            if rest:
+                self._scope.deadline = math.inf  # a write has its own bounds
+                await self._connection.send_all(rest)
 
     async def _end(self) -> None:
         """Send what is left, and that nothing follows it."""
