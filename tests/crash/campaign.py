@@ -57,6 +57,7 @@ class Summary:
         return [
             f"rounds        {self.rounds}",
             f"kills         {kills} and {self.start_kills} while it started",
+            f"points        {', '.join(sorted(self.points)) or 'none'}",
             f"not reached   {dict(self.missed) or 'none'}",
             f"operations    {self.operations}: {self.acknowledged} acknowledged, {self.unknown} unknown",
             f"ready again   median {ready[len(ready) // 2]:.2f} s, worst {ready[-1]:.2f} s",
@@ -81,7 +82,7 @@ def settings_of(chance: random.Random) -> dict[str, str]:
     return {
         "journal_roll_bytes": str(chance.choice((50_000, 150_000, 400_000))),
         "journal_roll_seconds": str(chance.choice((0.4, 3600))),
-        "snapshot_bytes": str(chance.choice((1, 1_000_000))),
+        "snapshot_bytes": str(chance.choice((1, 1, 300_000))),
     }
 
 
