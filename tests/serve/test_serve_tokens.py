@@ -12,7 +12,8 @@ import httpx
 import jwt
 import pytest
 import trio
-from trio_websocket import ConnectionClosed, WebSocketConnection, open_websocket_url
+from socket_peer import Peer
+from trio_websocket import WebSocketConnection, open_websocket_url
 
 from queen_actors.broker import running
 from queen_actors.config import Settings
@@ -102,18 +103,17 @@ async def test_a_token_that_does_not_hold(url: str, bad: str) -> None:
         ):
             answer = await client.get(f"{url}/api/v1/ws", headers={**upgrade, **more})
             assert (answer.status_code, bool(answer.json()["error"])) == (401, True)
-    async with open_websocket_url(f"{url.replace('http', 'ws')}/api/v1/ws") as connection:
-        await connection.send_message(json.dumps({"id": 1, "op": "auth", "token": bad}))
-        with pytest.raises(ConnectionClosed) as closed:
-            await drain(connection)
-        assert closed.value.reason is not None
-        assert closed.value.reason.code == 4401
-
-
-async def drain(connection: WebSocketConnection) -> None:
-    """Read until it ends."""
-    while True:
-        await connection.get_message()
+    stream = await trio.open_tcp_stream("127.0.0.1", int(url.rpartition(":")[2]))
+    async with stream, trio.open_nursery() as nursery:
+        peer = Peer(stream)
+        nursery.start_soon(peer.run)
+        await peer.upgrade()
+        await peer.event("welcome")
+        await peer.say({"id": 1, "op": "auth", "token": bad})
+        with trio.fail_after(5):
+            await peer.ended.wait()
+        assert peer.closed is not None
+        assert peer.closed[0] == 4401
 
 
 async def test_a_role_that_does_not_reach(url: str) -> None:
