@@ -91,7 +91,8 @@ class Store(Protocol):
         """Make the group durable: when this returns, it survives a crash, and whole entries only.
 
         Raises StorageFull when it is certain that nothing was committed, StorageFailed when that is not known; after
-        StorageFailed the store refuses everything.
+        StorageFailed the store refuses everything. An empty group changes nothing; after StorageFull it asks whether
+        there is room again for what was refused.
         """
         ...
 

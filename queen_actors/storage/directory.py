@@ -95,6 +95,7 @@ class DataDirectory:
         try:
             if create:
                 os.makedirs(path, mode=0o750, exist_ok=True)
+                _check_ours(path)
             elif not os.path.isfile(os.path.join(path, "FORMAT")):
                 raise DataDirectoryError(f"{path} is no data directory of a broker: it has no FORMAT file.")
             lock = _take_lock(path, ops)
@@ -219,7 +220,8 @@ def _take_lock(path: str, ops: FileOps) -> int:
             "may have it open: stop that one, or choose another directory."
         ) from error
     ops.truncate(lock, 0)
-    ops.write(lock, (f"{os.getpid()}\n".encode(),), 0)
+    with contextlib.suppress(OSError):  # a full disk has no room for it; the lock holds without
+        ops.write(lock, (f"{os.getpid()}\n".encode(),), 0)
     return lock
 
 
@@ -239,13 +241,18 @@ def _check_format(path: str, ops: FileOps) -> None:
         )
 
 
-def _begin(path: str, format_path: str, ops: FileOps) -> None:
+def _check_ours(path: str) -> None:
+    """Raise DataDirectoryError for a directory of something else, before anything is written into it."""
     others = [name for name in os.listdir(path) if name not in ("LOCK", "POSITION", "FORMAT.tmp", "lost+found")]
-    if others:
+    if others and not os.path.exists(os.path.join(path, "FORMAT")):
         raise DataDirectoryError(
             f"{path} has no FORMAT file but is not empty (it holds {sorted(others)[0]!r}). Choose an empty or a new "
             "directory, or restore the FORMAT file if this is a broker's data."
         )
+
+
+def _begin(path: str, format_path: str, ops: FileOps) -> None:
+    _check_ours(path)
     position = ops.open(os.path.join(path, "POSITION"))
     ops.close(position)
     temporary = ops.open(format_path + ".tmp")

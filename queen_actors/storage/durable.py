@@ -52,6 +52,7 @@ class DurableStore:
         self._ops = ops or FileOps()
         self._failure: str | None = "The store is not open."
         self._open: Log | None = None
+        self._refused = 0  # bytes of the group that a full disk refused: an empty commit asks for so much room
         self._evict: Evict | None = None
         self._sealing = trio.Lock()
 
@@ -83,7 +84,10 @@ class DurableStore:
         """Make the group durable; see `ports.Store`. It cannot be cancelled while it is under way."""
         opened = self._opened()
         if not entries:
-            await trio.lowlevel.cancel_shielded_checkpoint()
+            if self._refused:
+                await opened.committer.run(lambda: self._probe(opened))
+            else:
+                await trio.lowlevel.cancel_shielded_checkpoint()
             return
         body, count = encode_entries(entries), len(entries)
         await opened.committer.run(lambda: self._append(opened, body, count))
@@ -100,6 +104,9 @@ class DurableStore:
                 with contextlib.suppress(StorageFull):  # the present file may still have room for this group
                     opened.roll()
             opened.writer.append(body, count)
+        except StorageFull:
+            self._refused = len(body)
+            raise
         except StorageFailed as error:
             self._failure = error.detail
             raise
@@ -108,6 +115,16 @@ class DurableStore:
         if now - opened.noted_at >= NOTE_SECONDS:
             opened.directory.note_position(opened.writer.position, opened.writer.first, flush=False)
             opened.noted_at = now
+
+    def _probe(self, opened: Log) -> None:
+        if self._failure is not None:
+            raise StorageFailed(self._failure)
+        try:
+            opened.writer.probe(self._refused)
+        except StorageFailed as error:
+            self._failure = error.detail
+            raise
+        self._refused = 0
 
     async def read(self, pid: int, first: int, last: int, max_bytes: int) -> list[Record]:
         """Sealed messages; see `ports.Store`."""

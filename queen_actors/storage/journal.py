@@ -46,11 +46,12 @@ def _checksum(sequence: int, body: bytes) -> int:
 class JournalWriter:
     """The newest journal file, open for appending. Not thread-safe: one thread at a time."""
 
-    def __init__(self, ops: FileOps, fd: int, path: str, first: int, allocated: int) -> None:
+    def __init__(self, ops: FileOps, fd: int, path: str, first: int, allocated: int, *, allocates: bool) -> None:
+        """`allocated`: up to which byte there is room for certain; `allocates`: whether more can be asked for."""
         self._ops = ops
         self._fd = fd
         self._allocated = allocated
-        self._allocates = allocated > PAGE
+        self._allocates = allocates
         self.path = path
         self.first = first
         self.position = first
@@ -72,7 +73,7 @@ class JournalWriter:
             page = (header + _CRC.pack(zlib.crc32(header))).ljust(PAGE, b"\0")
             if ops.write(fd, (page,), 0) != PAGE:
                 raise OSError(min(FULL), "no room for a journal's first page")
-            allocated = PAGE + ALLOCATE_BYTES if ops.allocate(fd, PAGE, ALLOCATE_BYTES) else PAGE
+            allocates, allocated = _allocate(ops, fd, PAGE, ALLOCATE_BYTES)
             ops.sync(fd)
             if faultpoints.armed:
                 faultpoints.passage("journal.create.synced")
@@ -90,7 +91,14 @@ class JournalWriter:
             raise StorageFailed(f"Making {path} durable under its name failed: {error}.") from error
         if faultpoints.armed:
             faultpoints.passage("journal.create.done")
-        return cls(ops, fd, path, first, allocated)
+        return cls(ops, fd, path, first, allocated, allocates=allocates)
+
+    @classmethod
+    def resume(cls, ops: FileOps, path: str, first: int, position: int, end: int) -> JournalWriter:
+        """Go on with a file whose last frame ends at byte `end`, its length, and at `position`. Raises OSError."""
+        writer = cls(ops, ops.open(path), path, first, end, allocates=True)
+        writer.position, writer.end = position, end
+        return writer
 
     def append(self, body: bytes, entries: int) -> None:
         """Make one frame durable: one write, one fdatasync.
@@ -105,7 +113,8 @@ class JournalWriter:
         sequence = self.position + entries
         head = _HEAD.pack(len(body), _checksum(sequence, body), sequence)
         total = len(head) + len(body)
-        self._allocate(self.end + total)
+        if self.end + total > self._allocated:
+            self._allocate(max(ALLOCATE_BYTES, self.end + total - self._allocated))
         try:
             written = self._ops.write(self._fd, (head, body), self.end)
         except OSError as error:
@@ -114,7 +123,7 @@ class JournalWriter:
             written = 0
         if written != total:
             self._take_back()
-            raise StorageFull(f"The disk that holds {self.path} is full; nothing was committed. Make room, and retry.")
+            raise self._full()
         if faultpoints.armed:
             faultpoints.passage("journal.append.written")
         try:
@@ -125,6 +134,14 @@ class JournalWriter:
             faultpoints.passage("journal.append.synced")
         self.end += total
         self.position = sequence
+
+    def probe(self, length: int) -> None:
+        """Is there room for a body of this length? Raises StorageFull, StorageFailed.
+
+        Where room cannot be asked for, it is said to be there: the next append shows.
+        """
+        if self._allocates and not self._allocate(self.end + _HEAD.size + length - self._allocated):
+            raise self._full()
 
     def finish(self) -> None:
         """Give back what was allocated ahead and close the file; its frames are durable already. Raises OSError."""
@@ -142,18 +159,21 @@ class JournalWriter:
             self._ops.close(self._fd)
             self._fd = -1
 
-    def _allocate(self, end: int) -> None:
-        if end <= self._allocated or not self._allocates:
-            return
-        length = max(ALLOCATE_BYTES, end - self._allocated)
+    def _full(self) -> StorageFull:
+        return StorageFull(f"The disk that holds {self.path} is full; nothing was committed. Make room, and retry.")
+
+    def _allocate(self, length: int) -> bool:
+        """Ask for room behind what is allocated; False when there is not so much, or it cannot be asked for."""
+        if length <= 0:
+            return True
+        if not self._allocates:
+            return False
+        before = self._allocated
         try:
-            self._allocates = self._ops.allocate(self._fd, self._allocated, length)
+            self._allocates, self._allocated = _allocate(self._ops, self._fd, before, length)
         except OSError as error:
-            if error.errno not in FULL:
-                raise StorageFailed(f"Allocating room for {self.path} failed: {error}.") from error
-            return  # the write itself shows whether there is room for this one frame
-        if self._allocates:
-            self._allocated += length
+            raise StorageFailed(f"Allocating room for {self.path} failed: {error}.") from error
+        return self._allocated > before
 
     def _take_back(self) -> None:
         try:
@@ -161,6 +181,20 @@ class JournalWriter:
         except OSError as error:
             raise StorageFailed(f"Taking back an unfinished write to {self.path} failed: {error}.") from error
         self._allocated = self.end
+
+
+def _allocate(ops: FileOps, fd: int, start: int, length: int) -> tuple[bool, int]:
+    """Whether room can be asked for ahead on this file system, and up to where there is some now. Raises OSError.
+
+    Too little room for that is no error: the write itself shows whether there is enough for one frame.
+    """
+    try:
+        allocates = ops.allocate(fd, start, length)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        return True, start
+    return allocates, start + length if allocates else start
 
 
 class JournalReader:

@@ -83,6 +83,8 @@ class Log:
         tail = JournalTail(self.directory, listing.journals, found.position)
         await _pour(worker, tail.chunks(), take)
         await worker.run(lambda: self._begin(tail))
+        if self.writer.position > self.writer.first:
+            self.dirty_since = trio.current_time()
         instant = max(tail.last_instant, meta.instant)
         return Recovered(tail.counters or meta.counters, tail.position, instant, tail.cut_bytes)
 
@@ -90,11 +92,17 @@ class Log:
         tail.finish()
         for file in tail.superseded:
             self.directory.ops.unlink(file.path)
-        self._writer = JournalWriter.create(
-            self.directory.ops, self.directory.journal_path(tail.position), tail.position
-        )
-        self.directory.note_position(tail.position, tail.position, flush=True)
-        for file, last in tail.kept:
+        ops, rolled = self.directory.ops, list(tail.kept)
+        try:
+            self._writer = JournalWriter.create(ops, self.directory.journal_path(tail.position), tail.position)
+            self.directory.note_position(tail.position, tail.position, flush=True)
+        except OSError as error:
+            # A full disk has no room for a new journal, and what is there can still be read: the last one goes on
+            if error.errno not in FULL or not rolled or self._writer is not None:
+                raise
+            file, position = rolled.pop()
+            self._writer = JournalWriter.resume(ops, file.path, file.first, position, tail.last_end)
+        for file, last in rolled:
             self.upkeep.rolled.append(Rolled(file, last, os.path.getsize(file.path)))
         if self.upkeep.rolled:
             self.due.set()

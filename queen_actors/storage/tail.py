@@ -31,8 +31,11 @@ class JournalTail:
         self.last_instant = 0
         self.cut_bytes = 0
         self._cuts: list[tuple[str, int]] = []
+        self._whole: str | None = None
         self.kept: list[tuple[JournalFile, int]] = []
         """The files that hold entries, each with the position it ends at."""
+        self.last_end = 0
+        """The byte at which the last frame of the last of them ends."""
         self.superseded: list[JournalFile] = []
         """Files whose entries all lie in segments already: left over from a crash, to be removed."""
 
@@ -90,8 +93,11 @@ class JournalTail:
             self.cut_bytes = reader.torn
         if reader.end < os.path.getsize(file.path):
             self._cuts.append((file.path, reader.end))
+        elif newest:
+            self._whole = file.path
         if reader.position > file.first:
             self.kept.append((file, reader.position))
+            self.last_end = reader.end
 
     def finish(self) -> None:
         """The log has been read: check that it reaches as far as it is known to, and only then cut a torn end, and
@@ -112,6 +118,8 @@ class JournalTail:
             _log.warning("cut %d bytes of an unfinished commit off the log's end", self.cut_bytes)
         for path, end in self._cuts:
             journal.cut(self._directory.ops, path, end)
+        if self._whole is not None:  # nothing was cut, which syncs: what was read may lie in the system's cache alone
+            self._directory.ops.sync_file(self._whole)
 
     def _take(self, chunk: list[Entry]) -> None:
         self.counters = chunk[-1].counters

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from broker_kit import QUEUE_MODE, SECOND, ack, configure, pop, push, records, schedule, started, txns
+from storage_kit import FaultyOps
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from queen_actors.broker import Broker
+from queen_actors.broker import Broker, running
+from queen_actors.config import Settings
 from queen_actors.domain.cursor import Ack, LeaseEnd, PopReply
 from queen_actors.domain.kv import Get, Incr, Put, WriteResult
 from queen_actors.domain.locks import Acquire, GetLock
@@ -20,6 +24,7 @@ from queen_actors.domain.partition import PushItem
 from queen_actors.domain.timers import Cancel, Schedule
 from queen_actors.domain.transaction import Committed, Transaction
 from queen_actors.errors import StorageFailed, StorageFull
+from queen_actors.storage import DurableStore
 from queen_actors.storage.memory import Faults, MemoryStore
 from queen_actors.testing.state import state_of
 
@@ -90,6 +95,28 @@ async def test_a_full_disk_refuses_and_nothing_of_it_is_seen(autojump_clock: Moc
         assert after != before
     async with started(store.reopen()) as broker:
         assert state_of(broker) == after
+
+
+async def test_a_full_disk_under_the_durable_store(tmp_path: Path) -> None:
+    """The same with a real directory, whose disk has no room for anything: it is refused, read, and written again."""
+    ops = FaultyOps()
+    store = DurableStore(str(tmp_path / "data"), ops=ops)
+    async with running(store, Settings()) as broker:
+        await broker.kv([put("k")])
+        ops.room = 0
+        for _ in range(3):
+            with pytest.raises(StorageFull):
+                await broker.kv([put("k", b"2")])
+            assert await value_of(broker, "k") == b"1"
+        ops.room = None
+        with trio.fail_after(30):
+            while True:
+                await trio.sleep(0.05)
+                with suppress(StorageFull):
+                    await broker.kv([put("k", b"3")])
+                    break
+    async with running(DurableStore(str(tmp_path / "data")), Settings()) as broker:
+        assert await value_of(broker, "k") == b"3"
 
 
 async def test_reads_while_the_state_is_read_again(autojump_clock: MockClock) -> None:

@@ -174,11 +174,12 @@ async def test_an_unknown_format_is_refused(tmp_path: pathlib.Path, line: str, s
 
 
 async def test_a_directory_of_something_else_is_refused(tmp_path: pathlib.Path) -> None:
-    """A directory that holds other files is not taken for a data directory."""
+    """A directory that holds other files is not taken for a data directory, and nothing is put into it."""
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(DataDirectoryError, match=r"thesis\.txt"):
         await opened(tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "mine"
+    assert os.listdir(tmp_path) == ["thesis.txt"]
 
 
 async def test_a_path_that_cannot_be_a_directory(tmp_path: pathlib.Path) -> None:
@@ -357,6 +358,79 @@ async def test_no_room_for_the_next_journal(tmp_path: pathlib.Path) -> None:
     await store.close()
     store, model = await opened(tmp_path)
     assert model.entries[-1].now == 99
+    await store.close()
+
+
+async def test_a_full_disk_is_opened(tmp_path: pathlib.Path) -> None:
+    """Without room for a new journal file, an open goes on with the last one; with room, so do commits, and nothing
+    that was refused is there."""
+    ops = FaultyOps()
+    store, _ = await opened(tmp_path, ops=ops)
+    await store.commit([entry(1, kv("a", 1))])
+    await store.close()
+    ops.room = 0
+    for _ in range(2):
+        store, model = await opened(tmp_path, ops=ops)
+        assert [step.now for step in model.entries] == [1]
+        with pytest.raises(StorageFull):
+            await store.commit([entry(2, kv("b", 2))])
+        await store.close()
+    store, _ = await opened(tmp_path, ops=ops)
+    ops.room = None
+    for number in (3, 4):
+        await store.commit([entry(number, kv("c", number))])
+    await store.seal()
+    await store.commit([entry(5, kv("d", 5))])
+    await store.close()
+    store, model = await opened(tmp_path)
+    assert store.statistics().position == 4
+    assert {key: effect.version for (_, (_, key)), effect in model.things.items()} == {"a": 1, "c": 4, "d": 5}
+    await store.close()
+
+
+async def test_what_is_recovered_is_made_durable(tmp_path: pathlib.Path) -> None:
+    """A process that died may have left its last frames in the system's cache: an open flushes the journal before
+    anything of it is shown, also where nothing was allocated ahead that would have to be cut off."""
+
+    class Flushes(FaultyOps):
+        def __init__(self) -> None:
+            super().__init__()
+            self.can_allocate = False
+            self.flushed: list[str] = []
+
+        def sync_file(self, path: str) -> None:
+            self.flushed.append(os.path.basename(path))
+            super().sync_file(path)
+
+    ops = Flushes()
+    store, _ = await opened(tmp_path, ops=ops)
+    await store.commit([entry(1, kv("a", 1))])
+    await store.close()
+    assert ops.flushed == []
+    store, _ = await opened(tmp_path, ops=ops)
+    assert ops.flushed == ["journal-00000000000000000000.log"]
+    await store.close()
+
+
+async def test_an_empty_commit_asks_for_room(tmp_path: pathlib.Path) -> None:
+    """After a refusal an empty group is refused until there is room for what was refused, also after another open; it
+    leaves nothing in the log."""
+    ops = FaultyOps()
+    store, _ = await opened(tmp_path, ops=ops)
+    await store.commit([entry(1, kv("a", 1))])
+    ops.room = 100
+    with pytest.raises(StorageFull):
+        await store.commit([entry(2, *(kv("b" * 100, number) for number in range(50_000)))])
+    for _ in range(2):
+        with pytest.raises(StorageFull):
+            await store.commit([])
+        await store.close()
+        await store.open(Model())
+    ops.room = None
+    await store.commit([])
+    await store.close()
+    store, model = await opened(tmp_path)
+    assert [step.now for step in model.entries] == [1]
     await store.close()
 
 
