@@ -1,0 +1,27 @@
+"""The broker's clock."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from queen_actors.actors.clock import TrioClock
+from queen_actors.values import SECOND
+
+
+@pytest.mark.parametrize("jump", [-3600, 3600])
+async def test_a_wall_clock_that_jumps_moves_nothing(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, jump: int
+) -> None:
+    """I19: read once, it may be set back or forward by an hour; ten seconds are ten seconds, for who sleeps too."""
+    clock = TrioClock()
+    began = clock.now()
+    jumped = time.time_ns() + jump * 1_000_000_000
+    monkeypatch.setattr(time, "time_ns", lambda: jumped)
+    await trio.sleep(10)
+    assert clock.now() - began == pytest.approx(10 * SECOND, abs=10)
+    await clock.sleep_until(began + 20 * SECOND)
+    assert clock.now() - began == pytest.approx(20 * SECOND, abs=10)
