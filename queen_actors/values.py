@@ -7,6 +7,7 @@ wire has two spellings of an instant (`wire-kv-locks-timers-transactions.md`, se
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import NewType
 
 Micros = NewType("Micros", int)
@@ -42,7 +43,12 @@ MAX_INSTANT = Micros(253_402_300_799_999_999)
 
 def _fields(at: int) -> tuple[str, int]:
     seconds, fraction = divmod(at, SECOND)
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S"), fraction
+    return _second(seconds), fraction
+
+
+@lru_cache(1024)
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def iso_offset(at: int) -> str:

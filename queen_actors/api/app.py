@@ -33,10 +33,11 @@ class Api:
         self._draining = False
         self._requests: dict[tuple[str, str, int], int] = {}
 
-    async def handle(self, request: Request) -> Reply:
+    async def handle(self, request: Request, *, bounded: bool = False) -> Reply:
         """The reply to a request. Raises nothing: what goes wrong is a reply too, and what is our fault is logged.
 
-        When the caller is cancelled, so is the operation; a pop then leases nothing to it.
+        When the caller is cancelled, so is the operation; a pop then leases nothing to it. A `bounded` caller ends the
+        call itself after `limits.CALL_DEADLINE_SECONDS`, if it is none that waits.
         """
         route = names = None
         try:
@@ -44,7 +45,9 @@ class Api:
             if found is not None:
                 route, names = found
             reply = (
-                self._unknown(request) if route is None or names is None else await self._answer(request, route, names)
+                self._unknown(request)
+                if route is None or names is None
+                else await self._answer(request, route, names, bounded)
             )
         except QueenError as error:
             reply = error_reply(error, None if route is None else route.family)
@@ -66,10 +69,12 @@ class Api:
             return False
         return found is not None and found[0].waits
 
-    async def _answer(self, request: Request, route: Route, names: tuple[str, ...]) -> Reply:
+    async def _answer(self, request: Request, route: Route, names: tuple[str, ...], bounded: bool) -> Reply:
         caller = await self._authorize(request, route.access)
         call = Call(self._broker, self._settings, request, caller, names, self._requests)
-        return await (self._wait(route, call) if route.waits else self._run(route, call))
+        if route.waits:
+            return await self._wait(route, call)
+        return await (route.handler(call) if bounded else self._run(route, call))
 
     def drain(self) -> None:
         """Let go of every parked pop, now and from now on: each is answered as if its wait were over."""
@@ -80,7 +85,7 @@ class Api:
     async def _run(self, route: Route, call: Call) -> Reply:
         with trio.move_on_after(limits.CALL_DEADLINE_SECONDS):
             return await route.handler(call)
-        raise Unavailable(f"no answer within {limits.CALL_DEADLINE_SECONDS:g} s", code="timeout")
+        raise no_answer()
 
     async def _wait(self, route: Route, call: Call) -> Reply:
         with trio.CancelScope(deadline=math.inf) as scope:
@@ -102,3 +107,8 @@ class Api:
         if allowed:
             return error_reply(MethodNotAllowed(allowed))
         return no_such_route(request.raw_path.decode("latin-1"))
+
+
+def no_answer() -> Unavailable:
+    """What a call gets that takes too long."""
+    return Unavailable(f"no answer within {limits.CALL_DEADLINE_SECONDS:g} s", code="timeout")

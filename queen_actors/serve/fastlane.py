@@ -17,15 +17,16 @@ import trio
 
 from queen_actors import limits
 from queen_actors.api import Reply, Request
+from queen_actors.api.app import no_answer
 from queen_actors.api.errors import error_reply
 from queen_actors.api.messages import JSON, NO_BODY, value_reply
+from queen_actors.errors import Overloaded
 
 from .connection import Connection
 from .intake import Intake, no_room
 from .requests import Message, Refused, RequestReader
 
-_SLACK_SECONDS = 1.0
-_KEPT_SECONDS = max(limits.HTTP_KEEP_ALIVE_SECONDS, limits.CALL_DEADLINE_SECONDS + 2 * _SLACK_SECONDS)
+_WATCH_SECONDS = 0.5
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -48,6 +49,15 @@ class FastLane:
             return await talk.run()
         finally:
             self._talks.discard(talk)
+
+    async def watch(self) -> None:
+        """End each wait whose time is over; for ever. A deadline of Trio's for each of them would cost a tenth of what
+        a request costs, so they are all looked at, twice a second."""
+        while True:
+            await trio.sleep(_WATCH_SECONDS)
+            now = trio.current_time()
+            for talk in self._talks:
+                talk.look(now)
 
     def stop(self) -> None:
         """End each connection after the request that it is at; idle ones now."""
@@ -78,8 +88,6 @@ class _Talk:
         self._connection = connection
         self._reader = RequestReader()
         self._scope = trio.CancelScope()
-        """Its deadline is the end of the wait for what the peer is to send. To move it costs more than to look at it:
-        while a request is served it stays where it is, out of reach, and an idle time may end a second early."""
         self._idle = False
         self._first = True
         self._in_body = False
@@ -88,6 +96,8 @@ class _Talk:
         self._answers_bytes = 0
         self._answered_since = 0.0
         self._answered_at = 0.0
+        self._serving = False
+        self._due = trio.current_time() + limits.HTTP_HEAD_SECONDS
         self._nursery: trio.Nursery | None = None
         self._pumping = False
         self._received = b""
@@ -95,6 +105,10 @@ class _Talk:
         self._arrived = trio.lowlevel.ParkingLot()
         self._taken = trio.lowlevel.ParkingLot()
         self._poll: trio.CancelScope | None = None
+
+    def look(self, now: float) -> None:
+        if self._due <= now:
+            self._scope.cancel()
 
     def stop(self) -> None:
         if self._idle:
@@ -115,6 +129,8 @@ class _Talk:
                 return await self._converse()
         except Refused as refused:
             refusal = _refusal(refused.status, refused.code, refused.detail)
+        except Overloaded as error:
+            refusal = error_reply(error)
         finally:
             self._lane.intake.give(self._held)
         if refusal is None:
@@ -126,6 +142,8 @@ class _Talk:
 
     def _overdue(self) -> Reply | None:
         """What a peer is told whose time was over, or whose connection is idle when the server stops."""
+        if self._serving:
+            return error_reply(no_answer())
         if self._in_body:
             return _refusal(408, "timeout", f"the body did not arrive within {limits.HTTP_BODY_SECONDS:g} s")
         if self._first and not self._lane.stopping:
@@ -133,7 +151,7 @@ class _Talk:
         return None
 
     async def _converse(self) -> bool:
-        """Request after request; the result is whether another protocol is asked for. Raises Refused."""
+        """Request after request; the result is whether another protocol is asked for. Raises Refused and Overloaded."""
         reader = self._reader
         while True:
             message = reader.next()
@@ -149,21 +167,22 @@ class _Talk:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     async def _serve(self, message: Message) -> bool:
-        """Answer a request; False when it was the connection's last one."""
+        """Answer a request; False when it was the connection's last one. Raises Overloaded."""
+        if self._scope.cancel_called:  # its time was over when it came: nothing has been done
+            return False
         lane, head = self._lane, message.head
-        started = trio.current_time()
-        if self._scope.deadline < started + limits.CALL_DEADLINE_SECONDS + _SLACK_SECONDS:
-            self._scope.deadline = started + _KEPT_SECONDS
+        self._due = trio.current_time() + limits.CALL_DEADLINE_SECONDS
+        self._serving = True
         self._first = self._in_body = False
         if not self._hold(len(message.body)):
-            self._answers.append(lane.render(error_reply(no_room()), keeps=False))
-            await self._end()
-            return False
+            raise no_room()
         request = Request(head.method, head.path, head.query, head.headers, message.body)
         if lane.intake.api.waits(head.method, head.path):
             reply = await self._watched(request)
         else:
-            reply = await lane.intake.answer(request)
+            reply = await lane.intake.answer(request, bounded=True)
+        self._serving = False
+        self._due = math.inf
         self._hold(0)
         if reply is None:
             return False
@@ -186,7 +205,7 @@ class _Talk:
         """The reply to a request that may wait long; None when the peer has gone away meanwhile, or has sent so much
         more that nobody could see it go."""
         await self._flush()
-        self._scope.deadline = math.inf
+        self._due = math.inf  # how long it may wait is the request's own affair
         if not self._pumping:
             self._pumping = True
             assert self._nursery is not None
@@ -206,28 +225,23 @@ class _Talk:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def _more(self) -> bool:
-        """Read on; False at the end of the stream. Raises Refused."""
+        """Read on; False at the end of the stream. Raises Refused and Overloaded."""
         if self._answers:
             await self._flush()
-        reader, scope = self._reader, self._scope
+        reader = self._reader
         if reader.head is None:
             if self._lane.stopping:
                 return False
             if not self._first:
-                end = self._answered_at + limits.HTTP_KEEP_ALIVE_SECONDS
-                if not end - _SLACK_SECONDS <= scope.deadline <= end:
-                    scope.deadline = end
-            elif scope.deadline == math.inf:
-                scope.deadline = trio.current_time() + limits.HTTP_HEAD_SECONDS
+                self._due = self._answered_at + limits.HTTP_KEEP_ALIVE_SECONDS
             self._idle = True
         elif not self._in_body:
             self._in_body = True
-            scope.deadline = trio.current_time() + limits.HTTP_BODY_SECONDS
+            self._due = trio.current_time() + limits.HTTP_BODY_SECONDS
             self._bound_body()
             if reader.head.expects and not reader.begun:
                 self._answers.append(_CONTINUE)
                 await self._flush()
-                scope.deadline = trio.current_time() + limits.HTTP_BODY_SECONDS
         data = await self._receive()
         self._idle = False
         if not data:
@@ -239,8 +253,7 @@ class _Talk:
 
     def _bound_body(self) -> None:
         if not self._hold(self._reader.held):
-            error = no_room()
-            raise Refused(error.status, error.code, error.detail)
+            raise no_room()
 
     async def _receive(self) -> bytes:
         if not self._pumping:
@@ -278,8 +291,9 @@ class _Talk:
             self._answers, self._answers_bytes = [], 0
             rest = self._connection.write_now(answers[0] if len(answers) == 1 else b"".join(answers))
             if rest:
-                self._scope.deadline = math.inf  # a write has its own bounds
+                due, self._due = self._due, math.inf  # a write has its own bounds
                 await self._connection.send_all(rest)
+                self._due = due
 
     async def _end(self) -> None:
         """Send what is left, and that nothing follows it."""

@@ -31,12 +31,12 @@ class Intake:
         """The bytes of a body are let go."""
         self._bodies -= size
 
-    async def answer(self, request: Request) -> Reply:
-        """The reply to a request. Raises nothing but for cancellation."""
+    async def answer(self, request: Request, *, bounded: bool = False) -> Reply:
+        """The reply to a request. Raises nothing but for cancellation. `bounded`: as `Api.handle` has it."""
         if not self._access_log:
-            return await self.api.handle(request)
+            return await self.api.handle(request, bounded=bounded)
         started = trio.current_time()
-        reply = await self.api.handle(request)
+        reply = await self.api.handle(request, bounded=bounded)
         took = round((trio.current_time() - started) * 1000, 3)
         path = request.raw_path.decode("latin-1")
         where = {"method": request.method, "path": path, "status": reply.status, "ms": took}

@@ -81,6 +81,8 @@ async def serve(
     server = _Server(api, settings, websocket)
     async with trio.open_nursery() as connections:
         connections.start_soon(server.abort_when_cancelled)
+        if server.fast is not None:
+            connections.start_soon(server.fast.watch)
         async with trio.open_nursery() as accepting:
             accepting.start_soon(server.accept, opened, connections)
             task_status.started([address for listener in opened for address in _addresses(listener)])
@@ -151,7 +153,7 @@ class _Server:
         self._api = api
         self._websocket = websocket
         intake = Intake(api, settings)
-        self._fast = FastLane(intake) if settings.lane == "fast" else None
+        self.fast = FastLane(intake) if settings.lane == "fast" else None
         self._app = ASGIWrapper(Web(intake))
         self._config = _config()
         self._context = WorkerContext(None)
@@ -186,7 +188,7 @@ class _Server:
             await connection.abort()
 
     async def _converse(self, connection: Connection) -> None:
-        if self._fast is not None and not await self._fast.serve(connection):
+        if self.fast is not None and not await self.fast.serve(connection):
             with self._wait(limits.HTTP_LINGER_SECONDS):
                 await connection.linger()
             return
@@ -240,8 +242,8 @@ class _Server:
         """Return when every connection has come to its end: idle ones now, the others after their requests."""
         self._stopping = True
         self._api.drain()
-        if self._fast is not None:
-            self._fast.stop()
+        if self.fast is not None:
+            self.fast.stop()
         for wait in self._waits:
             wait.cancel()
         await self._context.terminated.set()

@@ -286,3 +286,31 @@ async def test_what_a_connection_held_of_a_body_is_given_back(
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ending, await house.connect())
             await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_a_call_that_takes_too_long_is_ended(autojump_clock: trio.testing.MockClock) -> None:
+    """503 with when to come again after 30 s, or half a second later, and the end of the connection."""
+    async with server(memory=True) as house:
+        peer = await house.connect()
+        house.faults.latency = 1000
+        await peer.send(push(1) + KEEP)
+        started = trio.current_time()
+        status, headers, body = await peer.response()
+        assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
+        assert json.loads(body)["code"] == "timeout"
+        assert trio.current_time() - started == pytest.approx(limits.CALL_DEADLINE_SECONDS, abs=0.6)
+        assert await peer.end() == b""
+
+
+async def test_a_body_that_finds_no_room_is_told_when_to_come_again(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """429 with Retry-After while it is still coming, and when it has come whole."""
+    monkeypatch.setattr(limits, "HTTP_BODIES_BYTES", 100)
+    async with server(memory=True) as house:
+        for sent in (199, 200):
+            peer = await house.connect()
+            await peer.send(b"POST /api/v1/push HTTP/1.1\r\nhost: x\r\ncontent-length: 200\r\n\r\n" + b" " * sent)
+            status, headers, body = await peer.response()
+            assert (status, headers["retry-after"], json.loads(body)["code"]) == (429, "1", "overloaded")
+            assert await peer.end() == b""

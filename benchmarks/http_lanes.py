@@ -1,8 +1,8 @@
 """HTTP, request by request: the fast lane and the web lane beside a hello world of hypercorn and quart-trio.
 
-    python benchmarks/http.py                      # every workload at 1, 32 and 128 connections
-    python benchmarks/http.py --seconds 5 --rounds 3 --connections 32
-    python benchmarks/http.py --only "push 1"      # one workload
+    python benchmarks/http_lanes.py                      # every workload at 1, 32 and 128 connections
+    python benchmarks/http_lanes.py --seconds 5 --rounds 3 --connections 32
+    python benchmarks/http_lanes.py --only "push 1"      # one workload
 
 Each server has a process of its own; the client is this process, with plain non-blocking sockets and prebuilt requests.
 All of a workload's servers are measured in turn, round after round, and the median is printed, one JSON object a line:
@@ -204,31 +204,34 @@ def push_of(count: int, start: int = 0, queue: str = "bench") -> bytes:
     return post("/api/v1/push", {"items": items})
 
 
-def same(request: bytes) -> Callable[[Server, int], Line]:
-    return lambda server, number: Line(server.port, request, lambda _: request)
+def same(request: bytes) -> Callable[[Server, int, int], Line]:
+    return lambda server, number, turn: Line(server.port, request, lambda _: request)
 
 
-def pushes(count: int) -> Callable[[Server, int], Line]:
-    def line(server: Server, number: int) -> Line:
+def pushes(count: int) -> Callable[[Server, int, int], Line]:
+    def line(server: Server, number: int, turn: int) -> Line:
         request = push_of(count, number)
         return Line(server.port, request, lambda _: request)
 
     return line
 
 
-POP = get("/api/v1/pop/queue/cycle?batch=1&wait=true&timeout=30000")
-
-
-def cycles(server: Server, number: int) -> Line:
-    """Pop one message, acknowledge it, push it again: three requests of which each counts."""
-    again = push_of(1, number, "cycle")
-    state = "pop"
+def cycles(server: Server, number: int, turn: int) -> Line:
+    """Pop one message, acknowledge it, push it again: three requests of which each counts. Each round has a queue of
+    its own, since what the last one had leased at its end stays leased for a while."""
+    queue = f"cycle-{turn}"
+    again = push_of(1, number, queue)
+    pop = get(f"/api/v1/pop/queue/{queue}?batch=1&wait=true&timeout=30000")
+    state = "push"
 
     def step(body: bytes) -> bytes:
         nonlocal state
+        if state == "push":
+            state = "pop"
+            return pop
         if state == "pop":
             if not body:
-                return POP
+                return pop
             reply = msgspec.json.decode(body)
             (message,) = reply["messages"]
             state = "ack"
@@ -239,33 +242,16 @@ def cycles(server: Server, number: int) -> Line:
                 "status": "completed",
             }
             return post("/api/v1/ack/batch", {"acknowledgments": [ack]})
-        if state == "ack":
-            state = "push"
-            return again
-        state = "pop"
-        return POP
+        state = "push"
+        return again
 
-    return Line(server.port, again, _skip_first(step))
-
-
-def _skip_first(step: Step) -> Step:
-    """The first answer is of the first push."""
-    first = True
-
-    def skipping(body: bytes) -> bytes:
-        nonlocal first
-        if first:
-            first = False
-            return POP
-        return step(body)
-
-    return skipping
+    return Line(server.port, again, step)
 
 
 class Workload(Struct):
     name: str
     messages: int
-    line: Callable[[Server, int], Line]
+    line: Callable[[Server, int, int], Line]
 
 
 WORKLOADS = (
@@ -305,10 +291,10 @@ def compare(
     base: Server, servers: list[Server], workload: Workload, connections: int, seconds: float, rounds: int
 ) -> None:
     results: dict[str, list[Result]] = {}
-    for _ in range(rounds):
+    for turn in range(rounds):
         for server in (base, *servers):
             line = same(get("/")) if server is base else workload.line
-            lines = [line(server, number) for number in range(connections)]
+            lines = [line(server, number, connections * 1000 + turn) for number in range(connections)]
             results.setdefault(server.name, []).append(load(server, lines, seconds))
     hello_rate = statistics.median(result.rate for result in results[base.name])
     hello_cpu = statistics.median(result.cpu_us for result in results[base.name])
