@@ -77,7 +77,7 @@ class Face(Protocol):
     ) -> AbstractAsyncContextManager[Consumer]: ...
 
 
-def hold(truth: bool) -> None:
+def hold(truth: bool, seen: object = None) -> None:
     """A figure of work that was refused would be worth nothing."""
     if not truth:
-        raise AssertionError("the broker refused a step of the workload")
+        raise AssertionError(f"the broker refused a step of the workload: {seen}")

@@ -82,7 +82,7 @@ class Http:
             received = await self._stream.receive_some()
             hold(bool(received))
             self._parser.feed_data(received)
-        hold(self._parser.get_status_code() < 300)
+        hold(self._parser.get_status_code() < 300, b"".join(self._parts))
         return msgspec.json.decode(b"".join(self._parts)) if self._parts else None
 
 
@@ -119,7 +119,7 @@ class WebSocket:
         if "event" in frame:
             self._events.append(frame)
             return {}
-        hold(frame["ok"])
+        hold(frame["ok"], frame)
         if frame["id"] == "told":
             hold(all(entry["success"] for entry in frame["body"]))
         return frame

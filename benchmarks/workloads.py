@@ -175,12 +175,12 @@ async def timers(face: Face, seconds: float) -> dict[str, Any]:
     lateness: list[float] = []
     async with AsyncExitStack() as stack:
         (client,) = await clients(face, stack, 1)
-        consumer = await stack.enter_async_context(face.consumer("s", None, batch=HUNDRED, partitions=1))
         start = time.perf_counter()
         for first in range(0, pending - due, 256):
             some = range(first, min(first + 256, pending - due))
             await client.schedule("s", [(f"far{number}", far_ms + number) for number in some], PAYLOAD)
         rate = (pending - due) / (time.perf_counter() - start)
+        consumer = await stack.enter_async_context(face.consumer("s", None, batch=HUNDRED, partitions=1))
         promised: dict[str, float] = {}
         for first in range(0, due, 250):
             some = range(first, first + 250)
