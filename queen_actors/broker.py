@@ -26,6 +26,7 @@ from .actors.locks import Locks
 from .actors.log import LogStatistics
 from .actors.overview import Overview
 from .actors.partition import Producers
+from .actors.permits import Permit, Permits
 from .actors.pops import Pops
 from .actors.reads import Reads
 from .actors.retention import Retention
@@ -40,7 +41,7 @@ from .domain import cursor as cursor_rules
 from .domain.cursor import Ack, AckOutcome, LeaseEnd, LeaseExtended, PopReply, PopRequest
 from .domain.effects import Effect, QueueDropped, TimerPut
 from .domain.kv import KvOp, KvResult, Precondition
-from .domain.locks import LockOp, LockResult
+from .domain.locks import Acquire, LockOp, LockResult
 from .domain.partition import PushItem, PushOutcome
 from .domain.queue import Configure, DeadLetterView, GroupDeleted, MessageView, QueueView, Replayed, configured
 from .domain.subscription import TailTerms
@@ -97,6 +98,7 @@ class Broker:
             self._acks.observe,
             self._pops.ready.observe,
             self._keys.observe,
+            self._locks.observe,
             self._timers.observe,
             self._upkeep.observe,
             self._retention.observe,
@@ -162,6 +164,16 @@ class Broker:
     async def locks(self, ops: Sequence[LockOp]) -> list[LockResult]:
         """Independent calls on locks and semaphores (wire-kv 3)."""
         return await self._locks.call(ops)
+
+    async def acquire(self, op: Acquire, wait: int, *, session: bool = False) -> LockResult:
+        """An acquire that waits in line for up to `wait` microseconds (websocket.md 6). A cancelled caller holds
+        nothing. With `session` the permit lives with the caller's `permits`."""
+        return await self._locks.acquire(op, wait, session=session)
+
+    def permits(self, lost: Callable[[Permit, str], None]) -> Permits:
+        """What one connection holds. `lost(permit, reason)` is told, synchronously, of each permit that it loses;
+        permits are its own that a task acquires in whose context `actors.permits.holding` is set to it."""
+        return self._locks.permits(lost)
 
     async def timers(self, ops: Sequence[TimerOp], *, producer: str | None = None) -> list[TimerResult]:
         """Schedule, move and cancel timers, all or nothing (wire-kv 4)."""
@@ -337,6 +349,7 @@ class Broker:
         self._acks.reset()
         self._pops.ready.reset()
         self._keys.reset()
+        self._locks.reset()
         self._timers.reset()
         self._upkeep.reset()
         self._retention.reset()
@@ -355,7 +368,10 @@ class Broker:
         while True:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(core.store.maintain, self._upkeep.evict)
-                for work in (self._pops.ready, self._keys, self._timers, self._upkeep, self._retention, self.ephemeral):
+                for work in (
+                    *(self._pops.ready, self._keys, self._locks, self._timers),
+                    *(self._upkeep, self._retention, self.ephemeral),
+                ):
                     nursery.start_soon(work.run)
                 if core.log.full:
                     await core.log.probe()
@@ -386,6 +402,7 @@ class Broker:
     def drain(self) -> None:
         """The broker is about to stop: parked pops answer now, and nothing new is parked."""
         self._pops.close()
+        self._locks.close()
         self.ephemeral.close()
 
     async def close(self) -> None:

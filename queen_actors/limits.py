@@ -23,6 +23,8 @@ LOCK_NAME_BYTES = LOCK_OWNER_BYTES = 256
 LOCK_LIMIT_MAX = 1024
 LOCK_KEYS_PER_CALL = 4096
 LOCK_GET_COST = 1000
+LOCK_WAITERS = 10_000  # in the line of one lock
+LOCK_WAIT_SECONDS_MAX = 3600  # our own: websocket.md 6 names no bound
 TTL_SECONDS_MAX = 10**12  # decisions.md: beyond it an expiry is no date
 TIMER_OPS_PER_CALL = 256
 TIMER_PAYLOAD_BYTES = MIB
@@ -97,6 +99,7 @@ WS_CREDIT_DEFAULT, WS_CREDIT_MAX = 100, 100_000
 WS_TAIL_CREDIT_DEFAULT = 1_000
 WS_TAIL_PARTITIONS = 100_000  # of a tail's queue: its reply names each of them
 WS_WATCHES = 1024
+WS_LOCK_WAITS = 256  # acquires of one connection that wait: each is a request under way (WS_PIPELINE)
 WATCH_ROWS, WATCH_BYTES = 10_000, 16 * MIB  # what a watch begins with: one frame, and a picture that a client holds
 WATCH_QUEUE, WATCH_QUEUE_BYTES = 1_000, MIB  # changes that wait for one watcher; past it the latest of each key
 WATCH_EVENT = 256  # changes of one event

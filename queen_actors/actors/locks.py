@@ -1,13 +1,49 @@
-"""Locks and semaphores: calls on their actors. Each op is independent of the others of its call (3.1)."""
+"""Locks and semaphores: calls on their actors, the lines of those who wait, and word to those who hold.
+
+Each op is independent of the others of its call (wire 3.1). Who waits for a permit stands in one line for each name,
+first come, first served (`websocket.md` 6): a permit that becomes free goes to the line before anybody else who asks,
+however that one asks. Two who ask with different limits do not wait for each other's slots.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 
+import trio
+
+from queen_actors import limits
 from queen_actors.domain import locks as rules
-from queen_actors.domain.locks import LockOp, LockResult
+from queen_actors.domain.effects import Effect, KvDropped, KvPut
+from queen_actors.domain.locks import Acquire, LockOp, LockResult, Release, Renew, permit_key
+from queen_actors.errors import Overloaded, QueenError, Unavailable
+from queen_actors.values import LOCKS_NAMESPACE, SECOND
 
 from .core import Core, Draft
+from .log import tell_decided
+from .permits import Permit, Permits, holding
+
+RETRY_SECONDS = 0.5
+"""After a grant or a return that the log did not take."""
+
+
+class _Waiter:
+    """One place in a line. `done` is set with `result` when the permit is granted, without it when the wait is over
+    before its time."""
+
+    __slots__ = ("done", "op", "permits", "reloads", "result", "session")
+
+    def __init__(self, op: Acquire, permits: Permits | None, session: bool) -> None:
+        self.op = op
+        self.permits = permits
+        self.session = session
+        self.done = trio.Event()
+        self.result: LockResult | None = None
+        self.reloads = 0
+
+
+_Line = OrderedDict[_Waiter, None]
 
 
 class Locks:
@@ -15,19 +51,291 @@ class Locks:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._lines: dict[str, _Line] = {}
+        self._holders: dict[str, dict[Permits, None]] = {}
+        """Who is to be told of the permit of this key."""
+        self._moved: dict[str, None] = {}
+        """Names with a line whose permits have changed."""
+        self._unclaimed: list[Permit] = []
+        """Permits whose holder is gone, and that could not be given back at once."""
+        self._work = trio.lowlevel.ParkingLot()
+        self._renewed: set[str] = set()  # of the step that is being committed: keys renewed by their holders' token,
+        self._released: set[str] = set()  # and keys given back
+        self._caller: Permits | None = None
+        self._closed = False
+
+    # -- calls -----------------------------------------------------------------------------------------------------
 
     async def call(self, ops: Sequence[LockOp]) -> list[LockResult]:
         """Each op's verdict, in order; the names of a call differ, so no op sees another's effect."""
         core = self._core
         await core.turn([("lock", op.name) for op in ops] if core.turns.busy else ())
+        results = self._step(ops, holding.get())
+        await core.log.durable()
+        return results
+
+    async def acquire(self, op: Acquire, wait: int, *, session: bool = False) -> LockResult:
+        """As an `acquire` of `call`, but it stands in line for up to `wait` microseconds. The lifetime starts at the
+        grant. With `session` the permit lives with the caller's `Permits`. Whoever is cancelled holds nothing.
+
+        Raises Overloaded when too many wait for this lock.
+        """
+        core = self._core
+        await core.turn([("lock", op.name)])
+        (result,) = self._step([op], holding.get(), session=session)
+        if not result.ok and wait > 0:
+            result = await self._wait(_Waiter(op, holding.get(), session), wait)
+        try:
+            await core.log.durable()
+        except trio.Cancelled:
+            self._unwanted(op, result, holding.get())
+            raise
+        return result
+
+    async def _wait(self, waiter: _Waiter, wait: int) -> LockResult:
+        core, op = self._core, waiter.op
+        if len(self._lines.get(op.name, ())) >= limits.LOCK_WAITERS:
+            raise Overloaded(f"{limits.LOCK_WAITERS} wait for the lock {op.name!r} already")
+        if not self._is_over(waiter):
+            self._lines.setdefault(op.name, OrderedDict())[waiter] = None
+            tell_decided()
+            try:
+                with trio.move_on_after(wait / SECOND):
+                    await waiter.done.wait()
+            except trio.Cancelled:
+                self._unwanted(op, waiter.result, waiter.permits)
+                raise
+            finally:
+                self._leave(waiter)
+        if waiter.result is not None:
+            if waiter.reloads != core.log.reloads:
+                raise Unavailable("the grant could not be written; send the call again", code="retry")
+            return waiter.result
+        await core.turn([("lock", op.name)])
+        if self._is_over(waiter):  # the caller is going: whoever is next shall have it
+            holders = core.directory.lock(op.name).holders(core.clock.now())
+            return LockResult("acquire", op.name, False, reason="held", holders=holders)
+        return self._step([op], waiter.permits, session=waiter.session)[0]
+
+    def _is_over(self, waiter: _Waiter) -> bool:
+        return self._closed or (waiter.permits is not None and waiter.permits.stopped)
+
+    def _leave(self, waiter: _Waiter) -> None:
+        line = self._lines.get(waiter.op.name)
+        if line is not None:
+            line.pop(waiter, None)
+            if not line:
+                del self._lines[waiter.op.name]
+
+    def _step(self, ops: Sequence[LockOp], permits: Permits | None, *, session: bool = False) -> list[LockResult]:
+        """Decide and commit, in one go; those who wait for what is free now come first."""
+        core = self._core
+        for op in ops:
+            if isinstance(op, Acquire):
+                self._serve(op.name)
         draft = Draft(core)
         results: list[LockResult] = []
         for op in ops:
-            state = core.directory.lock(op.name)
-            decision = rules.decide(op, state, draft.now, draft.version, core.ids.choose)
+            decision = rules.decide(op, core.directory.lock(op.name), draft.now, draft.version, core.ids.choose)
             draft.version += decision.versions
             draft.effects.extend(decision.effects)
             results.append(decision.result)
+        done = [(op, result) for op, result in zip(ops, results, strict=True) if result.ok]
+        with self._changing(permits, done):
+            core.commit(draft)
+        for op, result in done:
+            if isinstance(op, Acquire):
+                self._granted(op, result, permits, session)
+        return results
+
+    @contextmanager
+    def _changing(self, permits: Permits | None, done: Sequence[tuple[LockOp, LockResult]]) -> Generator[None]:
+        """While the step is applied: which permits are renewed, and which are given back by whom."""
+        self._caller = permits
+        self._renewed = {permit_key(op.name, result.slot) for op, result in done if isinstance(op, Renew)}
+        self._released = {permit_key(op.name, result.slot) for op, result in done if isinstance(op, Release)}
+        try:
+            yield
+        finally:
+            self._renewed, self._released, self._caller = set(), set(), None
+
+    def _granted(self, op: Acquire, result: LockResult, permits: Permits | None, session: bool) -> None:
+        """The caller has a permit: if it is a connection, it hears of it from now on."""
+        if permits is not None:
+            permit = _permit(op, result, session)
+            permits.add(permit)
+            self._holders.setdefault(permit.key, {})[permits] = None
+
+    # -- lines -----------------------------------------------------------------------------------------------------
+
+    def _serve(self, name: str) -> None:
+        """Grant what is free to those who wait, in their order. Nobody holds the lock's actor. Raises what
+        `Core.commit` raises."""
+        line = self._lines.get(name)
+        if not line:
+            return
+        core = self._core
+        state = core.directory.lock(name)
+        owners = {holder.owner for holder in state.holders(core.clock.now())}
+        full = 0  # a limit below which no slot is free
+        for waiter in list(line):
+            if waiter.done.is_set():
+                continue  # it is leaving
+            if waiter.op.limit <= full and (waiter.op.owner is None or waiter.op.owner not in owners):
+                continue
+            draft = Draft(core)
+            state = core.directory.lock(name)
+            decision = rules.decide(waiter.op, state, draft.now, draft.version, core.ids.choose)
+            if not decision.result.ok:
+                full = max(full, waiter.op.limit)
+                continue
+            draft.version += decision.versions
+            draft.add(decision.effects)
+            core.commit(draft)
+            owners.add(waiter.op.owner)
+            waiter.result, waiter.reloads = decision.result, core.log.reloads
+            self._granted(waiter.op, decision.result, waiter.permits, waiter.session)
+            self._leave(waiter)
+            waiter.done.set()
+
+    async def run(self) -> None:
+        """Serve the lines when permits become free, and give back what nobody came for; for ever."""
+        while True:
+            while not (self._moved or self._unclaimed):
+                await self._work.park()
+            try:
+                if self._unclaimed:
+                    await self.give_back([self._unclaimed.pop()])
+                    continue
+                name = next(iter(self._moved))
+                await self._core.turn([("lock", name)])
+                self._moved.pop(name, None)
+                self._serve(name)
+            except QueenError:  # the log takes nothing now
+                self._moved.update(dict.fromkeys(self._lines))
+                await trio.sleep(RETRY_SECONDS)
+
+    def stop(self, permits: Permits) -> None:
+        """Its connection is closing: those who wait for it wait no more."""
+        for line in self._lines.values():
+            for waiter in line:
+                if waiter.permits is permits:
+                    waiter.done.set()
+
+    def close(self) -> None:
+        """The broker is about to stop: everybody who waits is answered now."""
+        self._closed = True
+        for line in self._lines.values():
+            for waiter in line:
+                waiter.done.set()
+
+    # -- permits that live with a connection -----------------------------------------------------------------------
+
+    def permits(self, lost: Callable[[Permit, str], None]) -> Permits:
+        """The permits of one connection; `lost(permit, reason)` is told of each that it loses."""
+        return Permits(self, self._core.clock, lost)
+
+    async def extend(self, permits: Sequence[Permit]) -> None:
+        """Their holder is alive: the lifetimes start again. The tokens stay, so that guards hold."""
+        core = self._core
+        await core.turn([("lock", permit.name) for permit in permits])
+        draft = Draft(core)
+        for permit in permits:
+            effect = rules.extended(core.directory.lock(permit.name), permit.slot, permit.token, draft.now, permit.ttl)
+            if effect is not None:
+                draft.effects.append(effect)
         core.commit(draft)
         await core.log.durable()
-        return results
+
+    async def give_back(self, permits: Sequence[Permit]) -> None:
+        """Their holder is gone. A permit that another connection holds too, by the same owner, stays."""
+        core = self._core
+        try:
+            await core.turn([("lock", permit.name) for permit in permits])
+            draft = Draft(core)
+            for permit in permits:
+                if not self._shared(permit):
+                    op = Release(permit.name, permit.token, permit.slot)
+                    state = core.directory.lock(permit.name)
+                    decision = rules.decide(op, state, draft.now, draft.version, core.ids.choose)
+                    draft.version += decision.versions
+                    draft.add(decision.effects)
+            core.commit(draft, urgent=True)
+            await core.log.durable()
+        except BaseException:
+            self._unclaimed += permits
+            self._work.unpark_all()
+            raise
+
+    def _shared(self, permit: Permit) -> bool:
+        holders = self._holders.get(permit.key, {})
+        return any(others.holds(permit) for others in holders)
+
+    def _unwanted(self, op: Acquire, result: LockResult | None, permits: Permits | None) -> None:
+        """The caller was cancelled: what it was granted is given back by `run`, when the actor is free."""
+        if result is None or not result.ok or result.already:
+            return
+        permit = _permit(op, result, False)
+        if permits is not None and permits.holds(permit):
+            self.forget(permits, permit.key)
+            permits.gone(permit.key, None)
+        self._unclaimed.append(permit)
+        self._work.unpark_all()
+
+    def forget(self, permits: Permits, key: str) -> None:
+        """It wants to hear nothing of this permit any more."""
+        holders = self._holders.get(key)
+        if holders is not None:
+            holders.pop(permits, None)
+            if not holders:
+                del self._holders[key]
+
+    # -- what happens ----------------------------------------------------------------------------------------------
+
+    def observe(self, effect: Effect) -> None:
+        """An effect was applied: was a permit lost by whom, and is one free for whom?"""
+        if not isinstance(effect, KvPut | KvDropped) or effect.ns != LOCKS_NAMESPACE:
+            return
+        if effect.key in self._holders:
+            self._told(effect)
+        if self._lines:
+            name, _, _ = effect.key.rpartition("#")
+            if name in self._lines:
+                self._moved[name] = None
+                self._work.unpark_all()
+
+    def _told(self, effect: KvPut | KvDropped) -> None:
+        directory, key = self._core.directory, effect.key
+        before = directory.replaced
+        over = before is None or (before.expires_at is not None and before.expires_at <= directory.last_instant)
+        if isinstance(effect, KvPut) and not over:
+            assert before is not None
+            if key in self._renewed or before.version == effect.version:
+                for permits in self._holders[key]:
+                    permits.renewed(key, effect.version, effect.expires_at)
+                return
+        if isinstance(effect, KvPut):
+            reason = "expired" if over else "taken"
+        else:
+            reason = "expired" if effect.expired else "deleted"
+        for permits in self._holders.pop(key):
+            permits.gone(key, None if key in self._released and permits is self._caller else reason)
+
+    def reset(self) -> None:
+        """The directory was read again from the log: permits that were not written never were."""
+        now = self._core.clock.now()
+        for key in list(self._holders):
+            name, _, slot = key.rpartition("#")
+            row = self._core.directory.lock(name).live(int(slot), now)
+            for permits in list(self._holders[key]):
+                if row is None:
+                    self.forget(permits, key)
+                    permits.gone(key, "expired" if permits.over(key, now) else None)
+                else:
+                    permits.renewed(key, row.version, row.expires_at)
+        self._moved.update(dict.fromkeys(self._lines))
+        self._work.unpark_all()
+
+
+def _permit(op: Acquire, result: LockResult, session: bool) -> Permit:
+    return Permit(op.name, result.slot, result.token, op.ttl, result.expires_at, session)

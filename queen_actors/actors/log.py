@@ -24,6 +24,14 @@ decided: ContextVar[Callable[[], None] | None] = ContextVar("decided", default=N
 """What a task leaves here is called when its command has been decided, and nothing but the disk is waited for: so a
 connection's requests can take effect in order, and still share their commits."""
 
+
+def tell_decided() -> None:
+    """The command is decided, or has its place in a line, and others may follow it."""
+    tell = decided.get()
+    if tell is not None:
+        tell()
+
+
 PROBE_SECONDS = 0.5
 """How often a full disk is asked whether there is room again."""
 
@@ -122,9 +130,7 @@ class Log:
 
         Raises StorageFull when it was refused, StorageFailed when its fate is not known. Always a checkpoint.
         """
-        tell = decided.get()
-        if tell is not None:
-            tell()
+        tell_decided()
         wanted = self.position if position is None else position
         if self.reloading:
             raise Unavailable("the state is being read again from the log; send the call again", code="retry")

@@ -146,6 +146,16 @@ def expired(state: LockState, now: int, version: int) -> tuple[KvDropped, ...]:
     )
 
 
+def extended(state: LockState, slot: int, token: int, now: int, ttl: int) -> KvPut | None:
+    """The effect that lets a live permit begin its lifetime again and keep its token, for it lives with a connection
+    (`websocket.md` 6): guards that hold it must not fail because it lives. None when the permit is gone."""
+    row = state.live(slot, now)
+    if row is None or row.version != token:
+        return None
+    key = permit_key(state.name, slot)
+    return KvPut(LOCKS_NAMESPACE, key, row.value, token, expiry(now, ttl), row.created_at, now)
+
+
 _PERMIT_KEY = re.compile(r"([^#\x00-\x1f\x7f-\x9f]+)#(0|[1-9][0-9]{0,3})")
 
 

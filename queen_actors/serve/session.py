@@ -15,18 +15,20 @@ import trio
 
 from queen_actors import __version__, limits
 from queen_actors.actors.log import decided as when_decided
-from queen_actors.api import Access, Api, Authorize, Reply, Request
+from queen_actors.actors.permits import holding
+from queen_actors.api import Access, Api, Authorize, Caller, Reply, Request
 from queen_actors.api.errors import error_reply
 from queen_actors.api.messages import NO_CONTENT, value_reply
 from queen_actors.broker import Broker
 from queen_actors.config import Settings
 from queen_actors.errors import BadRequest, Overloaded, QueenError, Unauthorized
-from queen_actors.values import iso_zulu
+from queen_actors.values import SECOND, iso_zulu
 from queen_actors.wire import socket as wire
 from queen_actors.wire.socket import Frame
 
 from .feed import Feeds
 from .gate import Gate
+from .holding import Holding
 from .link import Link
 from .socket_routes import ROUTES, Headers, pop_request, pop_timeout_ms
 from .watching import Watching
@@ -51,8 +53,7 @@ class Session:
         shutdown: trio.Event,
         authorize: Authorize,
         headers: Headers,
-        *,
-        known: bool,
+        caller: Caller | None,
     ) -> None:
         self._link = link
         self._api = api
@@ -61,10 +62,13 @@ class Session:
         self._shutdown = shutdown
         self._authorize = authorize
         self._headers = headers
-        self._known = known
+        self._known = caller is not None
+        self._expires = None if caller is None else caller.expires
+        self._identified = trio.Event()
         self._gate = Gate(link.outbox)
         self._feeds = Feeds(link, broker, self._gate)
         self._watching = Watching(link, broker, self._gate)
+        self._holding = Holding(link, broker, self._feeds.changed)
         self._reading = trio.CancelScope()
         self._under_way = 0
         self._under_way_bytes = 0
@@ -81,6 +85,7 @@ class Session:
             "credit": self._feeds.credit,
             "watch": self._watch,
             "unwatch": self._watching.unwatch,
+            "lock.acquire": self._acquire,
         }
 
     async def run(self) -> None:
@@ -92,6 +97,7 @@ class Session:
             async with trio.open_nursery() as background:
                 for task in (self._heartbeat, self._watch_writes, self._watch_stalls, self._watch_shutdown):
                     background.start_soon(task)
+                background.start_soon(self._watch_expiry)
                 if not self._known:
                     background.start_soon(self._await_auth)
                 async with trio.open_nursery() as requests, trio.open_nursery() as feeds:
@@ -99,6 +105,7 @@ class Session:
                     with self._reading:
                         await self._read(requests)
                     self._gate.close()
+                    self._holding.stop()
                     self._feeds.nursery = self._watching.nursery = None
                     feeds.cancel_scope.cancel()
                 background.cancel_scope.cancel()
@@ -106,6 +113,7 @@ class Session:
             self._watching.close()
             with trio.move_on_after(limits.WS_GIVE_BACK_SECONDS, shield=True):
                 await self._feeds.close()
+                await self._holding.close()
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -187,6 +195,7 @@ class Session:
 
     async def _answer(self, frame: Frame, work: Work, decided: trio.Event) -> None:
         when_decided.set(decided.set)
+        holding.set(self._holding.permits)
         try:
             reply = await work(frame)
         except QueenError as error:
@@ -243,10 +252,15 @@ class Session:
         await self._authorize(Request("GET", b"/api/v1/kv", headers=self._headers), Access.READ)
         return await self._watching.watch(frame)
 
+    async def _acquire(self, frame: Frame) -> Reply:
+        await self._authorize(Request("POST", b"/api/v1/locks", headers=self._headers), Access.READ_WRITE)
+        return await self._holding.acquire(frame)
+
     async def _auth(self, frame: Frame) -> Reply:
         headers = {**self._headers, "authorization": f"Bearer {wire.parse_token(frame)}"}
-        await self._authorize(Request("GET", b"/api/v1/ws", headers=headers), Access.READ)
-        self._headers, self._known = headers, True
+        caller = await self._authorize(Request("GET", b"/api/v1/ws", headers=headers), Access.READ)
+        self._headers, self._known, self._expires = headers, True, caller.expires
+        self._identified.set()
         return value_reply({"authenticated": True})
 
     # -- what ends a connection ------------------------------------------------------------------------------------
@@ -258,17 +272,19 @@ class Session:
 
     def _end_soon(self) -> None:
         self._gate.close()
+        self._holding.stop()
         self._reading.deadline = min(self._reading.deadline, trio.current_time() + limits.WS_LAST_WORDS_SECONDS)
 
     async def _heartbeat(self) -> None:
         """Ping, and drop a peer that does not answer within another interval; who answers keeps its leases."""
         interval = self._settings.heartbeat_seconds
         while not self._link.outbox.finished:
-            with trio.move_on_after(min(interval, self._feeds.patience)):
+            with trio.move_on_after(min(interval, self._feeds.patience, self._holding.patience)):
                 await self._feeds.changed.park()
             answered = await self._answered(interval)
             if answered or not self._judged:
                 await self._feeds.keep_alive()
+                await self._holding.keep_alive()
             elif not self._link.outbox.finished:
                 self._link.abandon()
                 self._end_soon()
@@ -306,12 +322,24 @@ class Session:
         grace = self._settings.shutdown_seconds
         now = trio.current_time()
         self._gate.close()
+        self._holding.stop()
         with trio.move_on_at(now + grace * 0.5):
             while self._under_way:
                 await self._place_free.park()
         self._link.close(wire.GOING_AWAY, "going away")
         self._reading.deadline = min(self._reading.deadline, now + grace * 0.8)
         self.linger_seconds = grace * 0.1
+
+    async def _watch_expiry(self) -> None:
+        """The connection ends with its token, unless another one was sent in an `auth` frame before (A57)."""
+        while True:
+            self._identified = trio.Event()
+            left = inf if self._expires is None else self._expires - self._broker.clock.now() / SECOND
+            with trio.move_on_after(max(left, 0)) as patience:
+                await self._identified.wait()
+            if patience.cancelled_caught:
+                self._stop(wire.UNAUTHORIZED, "the token has expired")
+                return
 
     async def _await_auth(self) -> None:
         with trio.move_on_after(limits.WS_AUTH_SECONDS):

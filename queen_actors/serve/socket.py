@@ -9,7 +9,7 @@ import trio
 from trio_websocket import WebSocketRequest
 
 from queen_actors import limits
-from queen_actors.api import Access, Api, Authorize, Request
+from queen_actors.api import Access, Api, Authorize, Caller, Request
 from queen_actors.api.access import open_to_all
 from queen_actors.api.errors import error_reply, no_such_route
 from queen_actors.broker import Broker
@@ -73,7 +73,7 @@ class Sockets:
         """Answer the upgrade request (section 1); None when it was refused."""
         try:
             subprotocol, headers = self._examine(request)
-            known = await self._identify(headers)
+            caller = await self._identify(headers)
         except QueenError as refused:
             await link.reject(refused.status, error_reply(refused).body)
             return None
@@ -85,9 +85,7 @@ class Sockets:
         if self._sessions >= limits.WS_CONNECTIONS:
             link.close(wire.TOO_MANY, "too many connections")
             return None
-        return Session(
-            link, self._api, self._broker, self._settings, self._shutdown, self._authorize, headers, known=known
-        )
+        return Session(link, self._api, self._broker, self._settings, self._shutdown, self._authorize, headers, caller)
 
     def _examine(self, request: WebSocketRequest) -> tuple[str | None, Headers]:
         """The subprotocol to echo, and the headers that all requests of the connection will have. Raises BadRequest
@@ -105,15 +103,15 @@ class Sockets:
             headers["authorization"] = f"Bearer {tokens[0]}"
         return wire.PROTOCOL if offered else None, headers
 
-    async def _identify(self, headers: Mapping[str, str]) -> bool:
-        """Is it known who connects? A token that does not hold raises; without one there is still a first frame."""
+    async def _identify(self, headers: Mapping[str, str]) -> Caller | None:
+        """Who connects, None when that is not known: a token that does not hold raises; without one there is still a
+        first frame."""
         try:
-            await self._authorize(Request("GET", PATH.encode(), headers=headers), Access.READ)
+            return await self._authorize(Request("GET", PATH.encode(), headers=headers), Access.READ)
         except Unauthorized:
             if "authorization" in headers:
                 raise
-            return False
-        return True
+            return None
 
 
 async def serve_socket(

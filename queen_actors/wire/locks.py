@@ -161,6 +161,35 @@ def _ttl(fields: _Fields) -> int:
     return value * SECOND
 
 
+class LockEvent(Struct, tag_field="event", tag="lock"):
+    """A permit that was acquired on a connection is lost (websocket.md 6)."""
+
+    name: str
+    state: str
+    token: int
+    slot: int
+    reason: str
+
+
+def parse_waiting(fields: _Fields) -> tuple[Acquire, int, bool]:
+    """An `acquire` that may wait: the op, how long in microseconds, and whether the permit is to live with the
+    connection (websocket.md 6). Raises the refusals of section 3.3."""
+    op = parse_lock_op({**fields, "op": "acquire"})
+    assert isinstance(op, Acquire)
+    wait, session = fields.get("waitSeconds"), fields.get("session")
+    if wait is None:
+        wait = 0
+    if type(wait) not in (int, float) or not 0 <= wait <= limits.LOCK_WAIT_SECONDS_MAX:
+        raise refusal("locks", "bad_wait", f"`waitSeconds` must be a number, 0 to {limits.LOCK_WAIT_SECONDS_MAX}")
+    if session not in (None, True, False):
+        raise refusal("locks", "bad_request", "`session` must be true or false")
+    return op, round(wait * SECOND), session is True
+
+
+def render_lock_lost(name: str, token: int, slot: int, reason: str) -> bytes:
+    return encode(LockEvent(name, "lost", token, slot, reason))
+
+
 def render_locks(results: Sequence[LockResult]) -> bytes:
     """`{"results": [...]}`, index aligned."""
     return encode({"results": [lock_element(index, result) for index, result in enumerate(results)]})

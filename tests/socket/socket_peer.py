@@ -106,7 +106,7 @@ class Peer:
                 self._text = ""
         elif isinstance(event, Ping):
             self.pings += 1
-            if self.answers_pings:
+            if self.answers_pings and self._ws.state is ConnectionState.OPEN:
                 await self.raw(self._ws.send(event.response()))
         elif isinstance(event, CloseConnection):
             self.closed = (int(event.code), event.reason or "")

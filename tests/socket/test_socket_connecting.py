@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from datetime import datetime
 
 import pytest
@@ -11,7 +12,7 @@ from socket_peer import House, Peer, Rejected, house
 from wsproto.events import Ping, Pong
 
 from queen_actors import __version__, limits
-from queen_actors.api import Access, Caller, Request
+from queen_actors.api import Access, Authorize, Caller, Request
 from queen_actors.config import Settings
 from queen_actors.errors import Forbidden, Unauthorized
 
@@ -126,6 +127,48 @@ async def test_token_in_a_first_frame() -> None:
         reply = await peer.ask("auth", token="good")
         assert reply["ok"]
         assert await pushes_as_alice(peer)
+
+
+def tokens_that_end(**seconds: float) -> Authorize:
+    """Each token is valid for so many seconds from now on."""
+    now = time.time()
+
+    async def check(request: Request, access: Access) -> Caller:
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if token not in seconds:
+            raise Unauthorized("Authentication required")
+        return Caller(subject="alice", expires=now + seconds[token])
+
+    return check
+
+
+@pytest.mark.parametrize("how", ["header", "frame"])
+async def test_a57_the_connection_ends_with_its_token(how: str) -> None:
+    """A57. At the token's `exp` the connection is closed with 4401, however the token came."""
+    async with house(authorize=tokens_that_end(short=30)) as hall:
+        began = trio.current_time()
+        if how == "header":
+            peer = await hall.peer(headers=[("Authorization", "Bearer short")])
+        else:
+            peer = await hall.peer()
+            assert (await peer.ask("auth", token="short"))["ok"]
+        await peer.ended.wait()
+        assert peer.closed == (4401, "the token has expired")
+        assert 29 < trio.current_time() - began < 31
+
+
+async def test_a57_a_new_token_before_the_old_one_ends() -> None:
+    """A57. An `auth` frame with a fresh token keeps the connection, as long as that one lasts."""
+    async with house(authorize=tokens_that_end(short=30, longer=90)) as hall:
+        began = trio.current_time()
+        peer = await hall.peer(headers=[("Authorization", "Bearer short")])
+        await trio.sleep(20)
+        assert (await peer.ask("auth", token="longer"))["ok"]
+        await trio.sleep(40)
+        assert await pushes_as_alice(peer)
+        await peer.ended.wait()
+        assert peer.closed == (4401, "the token has expired")
+        assert 89 < trio.current_time() - began < 91
 
 
 async def test_requests_pipelined_behind_auth() -> None:
