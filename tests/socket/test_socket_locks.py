@@ -171,7 +171,7 @@ async def test_nobody_jumps_the_line(hall: House) -> None:
     await other.say(
         {"id": 1, "op": "locks", "operations": [release]},
         {"id": 2, "op": "locks", "operations": [jump]},
-        {"id": 3, "op": "lock.acquire", **jump, "op": "lock.acquire"},
+        {**jump, "id": 3, "op": "lock.acquire"},
     )
     assert (await other.reply(1))["body"]["results"][0]["released"]
     assert (await other.reply(2))["body"]["results"][0]["holders"] == [{"slot": 0, "owner": "w2"}]
