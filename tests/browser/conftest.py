@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for why, count in left_out.items():
-        terminalreporter.write_line(f"{count} tests of {HERE.name}/ were left out: {why}", yellow=True, bold=True)
+        terminalreporter.write_line(f"tests/{HERE.name}: {count} left out, {why}", yellow=True, bold=True)
 
 
 @pytest.fixture(scope="session")
