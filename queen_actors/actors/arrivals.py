@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
 import trio
@@ -53,7 +53,7 @@ class Arrivals:
                 watch.set()
 
     @contextmanager
-    def watch(self, queues: Iterable[str]) -> Iterator[Watch]:
+    def watch(self, queues: Iterable[str]) -> Generator[Watch]:
         """A watch over these queues, whether they exist yet or not, for as long as the block lasts."""
         watch = Watch()
         names = set(queues)
