@@ -40,14 +40,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"tests/{HERE.name}: {count} left out, {why}", yellow=True, bold=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """One browser for all tests; each opens a page of its own."""
     with browsing(tmp_path_factory.mktemp("browser")) as window:
         yield window
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server with a data directory, which a test may kill and start again."""
     directory = tmp_path_factory.mktemp("server")
