@@ -30,7 +30,7 @@ from .demo import run as run_demo
 from .errors import DataDirectoryError, QueenError, StorageFailed
 from .serve.listen import serve
 from .storage import store_of
-from .storage.sql import query
+from .storage.sql import VIEWS, query
 
 EXIT_FAILED, EXIT_START, EXIT_STORAGE, EXIT_LATE = 1, 2, 3, 4
 SWITCH_SECONDS = 0.0005  # with a busy event loop the default of 5 ms makes a 0.2 ms commit take 10 ms
@@ -71,8 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     sql = commands.add_parser(
         "sql",
         help="query a stopped broker's log",
-        description="Run one SELECT over the views messages, queues, partitions, groups, cursors, kv, locks, timers, "
-        "dead_letters and traces.",
+        description=f"Run one SELECT over the views {', '.join(VIEWS[:-1])} and {VIEWS[-1]}.",
     )
     sql.add_argument("query", help="one SELECT")
     sql.add_argument("--data", metavar="DIR", default=defaults.data, help="the data directory (default %(default)s)")

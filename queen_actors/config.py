@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -83,4 +83,6 @@ def _convert(name: str, value: object, kind: Any) -> Any:
     try:
         return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as wrong:
-        raise ValueError(f"{name}={value}: {wrong}") from None
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        expected = f"expected one of {', '.join(choices)}" if choices else wrong
+        raise ValueError(f"{name}={value}: {expected}") from None

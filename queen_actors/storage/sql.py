@@ -172,3 +172,4 @@ _VIEWS = {
             ON place.pid = r.pid""",
 }
 """The public views over the tables of `internal`, which have the columns of the effects."""
+VIEWS = tuple(_VIEWS)

@@ -80,3 +80,9 @@ def test_a_wrong_value_is_named(name: str, value: str) -> None:
     """The error names the variable and its value, so that one line is enough to mend it."""
     with pytest.raises(ValueError, match=rf"^{name}={value}: "):
         load({name: value})
+
+
+def test_what_a_word_may_be_is_told() -> None:
+    """Where there are some words to choose from, the error has them."""
+    with pytest.raises(ValueError, match=r"^QUEEN_ACTORS_LOG_LEVEL=loud: expected one of debug, info, warning, error$"):
+        load({"QUEEN_ACTORS_LOG_LEVEL": "loud"})

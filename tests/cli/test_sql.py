@@ -12,6 +12,7 @@ import trio
 
 from queen_actors import open_broker
 from queen_actors.cli import main
+from queen_actors.storage.sql import VIEWS
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,15 @@ def test_a_directory_in_use_is_one_sentence(data: str, capsys: pytest.CaptureFix
 
     assert trio.run(query_while_open) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_help_names_every_view(capsys: pytest.CaptureFixture[str]) -> None:
+    """What can be asked for is what `--help` says, and what the README says."""
+    with pytest.raises(SystemExit):
+        main(["sql", "--help"])
+    told = capsys.readouterr().out
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert [view for view in VIEWS if view not in told or f"`{view}`" not in readme] == []
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
