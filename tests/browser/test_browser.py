@@ -92,7 +92,7 @@ def test_a_reminder_fires_while_one_looks(page: Browser) -> None:
 
 
 def test_the_counter(page: Browser, outside: Outside) -> None:
-    """Each click adds one, durably; a reset is the end of the key."""
+    """Each click adds one, durably; a reset is the end of the key; what others write appears."""
     page.click("#reset")
     page.until("none", SHOWN, "#counter", "0")
     assert not outside.kv(op="get", ns="example", key="counter")["found"]
@@ -100,10 +100,15 @@ def test_the_counter(page: Browser, outside: Outside) -> None:
         page.click("#up")
     page.until("three", SHOWN, "#counter", "3")
     assert outside.kv(op="get", ns="example", key="counter")["value"] == 3
+    outside.kv(op="put", ns="example", key="counter", value=41, forever=True)
+    page.until("somebody else's value", SHOWN, "#counter", "41")
+    outside.kv(op="put", ns="example", key="counter", value=42, ttlSeconds=1)
+    page.until("its value", SHOWN, "#counter", "42")
+    page.until("its end", SHOWN, "#counter", "0")
 
 
 def test_the_lock_is_taken_and_given_back(page: Browser, outside: Outside) -> None:
-    """Others see who holds it, and that nobody does."""
+    """Others see who holds it, and that nobody does; the page sees others."""
     page.until("nobody has it", SHOWN, "#holder", "nobody")
     page.click("#take")
     page.until("the page has it", SHOWN, "#holder", "(this page)")
@@ -111,18 +116,39 @@ def test_the_lock_is_taken_and_given_back(page: Browser, outside: Outside) -> No
     page.click("#release")
     page.until("nobody has it", SHOWN, "#holder", "nobody")
     assert not outside.lock(op="get")["held"]
+    permit = outside.lock(op="acquire", ttlSeconds=30, owner="somebody")
+    page.until("the other has it", SHOWN, "#holder", "somebody")
+    page.click("#take")
+    page.until("the page waits", SHOWN, "#take", "Waiting in line")
+    outside.lock(op="release", token=permit["token"])
+    page.until("its turn", SHOWN, "#holder", "(this page)")
+    page.click("#release")
+    page.until("nobody has it", SHOWN, "#holder", "nobody")
+
+
+def test_a_lost_lock_is_told(page: Browser, outside: Outside) -> None:
+    """An operator takes it away: the page says so."""
+    page.click("#take")
+    page.until("the page has it", SHOWN, "#holder", "(this page)")
+    (holder,) = outside.lock(op="get")["holders"]
+    assert outside.lock(op="release", token=holder["token"])["released"]
+    page.until("the page is told", SHOWN, "#log", "the lock was lost: ")
+    page.until("nobody has it", SHOWN, "#holder", "nobody")
 
 
 def test_a_restart_under_the_page(page: Browser, server: ServerProcess, outside: Outside) -> None:
     """The server is killed and started again: the page connects by itself, its tail has every order once, also those
-    that were pushed while it was away, and its worker ships them."""
+    that were pushed while it was away, its worker ships them, and its watches know what changed."""
     outside.order("Before")
     page.until("the order before", SHIPPED, 1)
+    page.click("#take")
+    page.until("the page has the lock", SHOWN, "#holder", "(this page)")
     server.kill()
     page.until("the page notices", SHOWN, "#state", "away")
     server.start()
     for number in range(5):
         outside.order(f"Meanwhile {number}", partition=f"customer-{number % 2}")
+    outside.kv(op="put", ns="example", key="counter", value=77, forever=True)
     page.until("it is connected again", OPEN)
     page.until("all orders are there", ORDERS, 6)
     page.until("all are shipped", SHIPPED, 6)
@@ -130,6 +156,9 @@ def test_a_restart_under_the_page(page: Browser, server: ServerProcess, outside:
     page.until("a new one", SHIPPED, 7)
     shown = [what for what in page.texts("#orders li span") if what.startswith("Meanwhile")]
     assert sorted(shown) == [f"Meanwhile {number}" for number in range(5)]
+    page.until("the counter of meanwhile", SHOWN, "#counter", "77")
+    page.until("the lock is known to be lost", SHOWN, "#log", "the lock was lost: disconnected")
+    page.until("and free again", SHOWN, "#holder", "nobody")
     assert page.text("#orders-count") == "7 since you came"
     assert not_reloaded(page)
 
