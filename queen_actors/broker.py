@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import get_args
 
 import trio
 from msgspec import Struct
@@ -39,7 +40,7 @@ from .actors.watch import Watch, Watches
 from .config import Settings
 from .domain import cursor as cursor_rules
 from .domain.cursor import Ack, AckOutcome, LeaseEnd, LeaseExtended, PopReply, PopRequest
-from .domain.effects import Effect, QueueDropped, TimerPut
+from .domain.effects import Appended, Effect, KvDropped, KvPut, QueueDropped, QueuePut, TimerDropped, TimerPut
 from .domain.kv import KvOp, KvResult, Precondition
 from .domain.locks import Acquire, LockOp, LockResult
 from .domain.partition import PushItem, PushOutcome
@@ -50,6 +51,17 @@ from .domain.transaction import Transaction, TransactionReply
 from .domain.watch import WatchTerms
 from .errors import QueenError, StorageFailed, Unavailable
 from .ports import Clock, Ids, Recovered, Store, StoreStatistics
+
+_Observer = Callable[[Effect], None]
+
+
+def _by_kind(
+    *observers: tuple[_Observer, tuple[type[Effect], ...] | None],
+) -> dict[type[Effect], tuple[_Observer, ...]]:
+    """Who is told of each kind of effect, in this order; None: of all of them. A push of a hundred messages has a
+    hundred effects, and most observers care for other ones."""
+    kinds: tuple[type[Effect], ...] = get_args(Effect)
+    return {kind: tuple(observe for observe, wanted in observers if wanted is None or kind in wanted) for kind in kinds}
 
 
 class BrokerStatistics(Struct, frozen=True):
@@ -94,18 +106,18 @@ class Broker:
         self._watches = Watches(core)
         self._upkeep = Upkeep(core)
         self._retention = Retention(core, self._producers)
-        self._observers: tuple[Callable[[Effect], None], ...] = (
-            self._acks.observe,
-            self._pops.ready.observe,
-            self._keys.observe,
-            self._locks.observe,
-            self._timers.observe,
-            self._upkeep.observe,
-            self._retention.observe,
-            self.arrivals.observe,
-            self._tails.observe,
-            self._watches.observe,
-            self.counts.observe,
+        self._observers = _by_kind(
+            (self._acks.observe, None),
+            (self._pops.ready.observe, None),
+            (self._keys.observe, (KvPut, KvDropped)),
+            (self._locks.observe, (KvPut, KvDropped)),
+            (self._timers.observe, (TimerPut, TimerDropped)),
+            (self._upkeep.observe, None),
+            (self._retention.observe, (Appended, QueuePut, QueueDropped)),
+            (self.arrivals.observe, (Appended,)),
+            (self._tails.observe, (Appended,)),
+            (self._watches.observe, (KvPut, KvDropped)),
+            (self.counts.observe, None),
         )
 
     # -- messages --------------------------------------------------------------------------------------------------
@@ -358,7 +370,7 @@ class Broker:
         self._watches.reset()
 
     def _observe(self, effect: Effect) -> None:
-        for observe in self._observers:
+        for observe in self._observers[type(effect)]:
             observe(effect)
 
     async def run(self) -> None:

@@ -44,6 +44,9 @@ class Producers:
             return self._into(draft, items[0].queue, items[0].partition, items)
         outcomes: list[PushOutcome | None] = [None] * len(items)
         for (queue, partition), where in places.items():
+            if len(where) == 1:
+                outcomes[where[0]] = self._into(draft, queue, partition, (items[where[0]],))[0]
+                continue
             group = self._into(draft, queue, partition, [items[place] for place in where])
             for place, outcome in zip(where, group, strict=True):
                 outcomes[place] = outcome

@@ -20,6 +20,8 @@ PRUNE_SECONDS = 60.0
 STEP = 2000
 """How many actors are looked at before others may run: a few milliseconds."""
 
+_USES = (Appended, CursorPut, CursorDropped, PartitionPut)
+
 
 class Upkeep:
     """The housekeeping of one broker."""
@@ -35,10 +37,12 @@ class Upkeep:
 
     def observe(self, effect: Effect) -> None:
         """An effect was applied: its partition is in use."""
-        if isinstance(effect, Appended | CursorPut | CursorDropped | PartitionPut):
-            self._use(effect.pid)
-            if isinstance(effect, Appended) and effect.pid not in self._windows:
-                self._windows[effect.pid] = trio.current_time() + PRUNE_SECONDS
+        if isinstance(effect, _USES):
+            pid, now = effect.pid, trio.current_time()
+            self._used[pid] = now
+            self._used.move_to_end(pid)
+            if pid not in self._windows and isinstance(effect, Appended):
+                self._windows[pid] = now + PRUNE_SECONDS
 
     def _use(self, pid: int) -> None:
         self._used[pid] = trio.current_time()

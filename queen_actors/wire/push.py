@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -71,15 +72,16 @@ def _shape_error(body: bytes, wrong: msgspec.ValidationError) -> BadRequest:
     return BadRequest(str(wrong))
 
 
+_check_pair = lru_cache(4096)(check_names)
+"""Producers push to the same few places again and again; what breaks a rule is not remembered."""
+
+
 def push_items(items: Sequence[Item]) -> list[PushItem]:
-    """Wire items as commands: names checked (each pair once), the partition defaulted, a non-UUID trace dropped."""
-    checked: set[tuple[str, str]] = set()
+    """Wire items as commands: names checked, the partition defaulted, a non-UUID trace dropped."""
     commands: list[PushItem] = []
     for item in items:
         queue, partition = item.queue, item.partition or DEFAULT_PARTITION
-        if (queue, partition) not in checked:
-            check_names(queue, partition)
-            checked.add((queue, partition))
+        _check_pair(queue, partition)
         txn = item.transaction_id or None
         if txn is not None:
             check_txn(txn)
