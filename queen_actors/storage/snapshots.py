@@ -93,11 +93,14 @@ class _Removed:
         self._connection = connection
         self._snapshot = snapshot
         queues = connection.execute(f"SELECT {schema.names(schema.QUEUES.columns)} FROM {snapshot}.queues").fetchall()
-        puts = [schema.QUEUES.put_effect(row) for row in queues]
-        windows = [(put.qid, instant - window_of(put.options)) for put in puts if isinstance(put, QueuePut)]
-        connection.execute("CREATE OR REPLACE TABLE memory.internal.windows (qid BIGINT, since BIGINT)")
-        if windows:
-            connection.executemany("INSERT INTO memory.internal.windows VALUES (?, ?)", windows)
+        puts = [put for put in map(schema.QUEUES.put_effect, queues) if isinstance(put, QueuePut)]
+        connection.execute(
+            """
+            CREATE OR REPLACE TABLE memory.internal.windows AS
+            SELECT unnest(?::BIGINT[]) AS qid, unnest(?::BIGINT[]) AS since
+            """,
+            [[put.qid for put in puts], [instant - window_of(put.options) for put in puts]],
+        )
         before = "SELECT NULL::BIGINT AS pid, 0 AS log_start WHERE false"
         if previous is not None:
             before = f"SELECT pid, log_start FROM {previous}.partitions WHERE log_start > 0"
