@@ -56,7 +56,7 @@ async def push(wire: Wire, round_: int) -> Any:
 
 async def settled(wire: Wire, path: Path) -> None:
     """Until the upkeep has dropped every segment but those of the last moments."""
-    with trio.fail_after(30):
+    with trio.fail_after(120):  # a busy machine builds a segment in seconds
         while busy(path):
             for _ in range(6):
                 await wire.put("tick", "y" * 50_000)  # the log goes on, so that it rolls
