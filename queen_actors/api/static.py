@@ -9,19 +9,30 @@ from __future__ import annotations
 from hashlib import sha256
 from importlib.resources import files
 
+from queen_actors.wire.frames import encode
+
 from .access import Access
+from .asyncapi import document
 from .call import Call, Handler, Route
 from .messages import Reply
 
 CONTENT_TYPES = {
     "queen.js": "text/javascript; charset=utf-8",
     "example.html": "text/html; charset=utf-8",
+    "asyncapi.json": "application/json",
 }
 KEEP_SECONDS = 300
 
 
+def content(name: str) -> bytes:
+    """What is served under a name."""
+    return (
+        encode(document()) if name == "asyncapi.json" else files("queen_actors").joinpath("static", name).read_bytes()
+    )
+
+
 def _serving(name: str) -> Handler:
-    body = files("queen_actors").joinpath("static", name).read_bytes()
+    body = content(name)
     tag = f'"{sha256(body).hexdigest()[:32]}"'
     headers = {
         "cache-control": f"public, max-age={KEEP_SECONDS}",

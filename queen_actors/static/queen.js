@@ -25,6 +25,10 @@ const PAUSE_MS_MAX = 10_000;
 const REQUESTS_MAX = 1024; // that wait for their answer, or for a connection
 const CHANGES_MAX = 1024; // of one watch that nobody has taken yet; beyond it only the latest of each key is kept
 const CREDIT = 100;
+const CODES = {
+  400: "bad_request", 401: "unauthorized", 403: "forbidden", 404: "not_found", 409: "conflict", 413: "too_large",
+  429: "overloaded", 503: "unavailable",
+};
 const REFUSED = new Set([4400, 4401, 4403]); // close codes after which connecting again is of no use
 
 /** What the broker refused, or what became of a request that it did not answer. */
@@ -41,7 +45,8 @@ export class QueenError extends Error {
   static of(status, error) {
     const told = error ?? {};
     const message = told.detail ?? told.error ?? `the broker answered ${status}`;
-    return new QueenError(message, { code: told.code ?? told.error, reason: told.reason ?? null, status });
+    const word = told.detail === undefined ? CODES[status] : told.error; // beside a detail, `error` is the code
+    return new QueenError(message, { code: told.code ?? word ?? "error", reason: told.reason ?? null, status });
   }
 }
 

@@ -119,6 +119,15 @@ class _Auth(Struct):
     token: str
 
 
+REQUESTS: Mapping[str, type[Struct]] = {
+    "subscribe": _Subscribe,
+    "tail": _Tail,
+    "unsubscribe": _Named,
+    "credit": _Credit,
+    "auth": _Auth,
+}
+"""The fields of the ops that are read here, for the protocol's description."""
+
 _text = msgspec.json.Decoder(str)
 _subscribe = msgspec.json.Decoder(_Subscribe)
 _tail = msgspec.json.Decoder(_Tail)
@@ -298,6 +307,16 @@ class _Lease(Struct, rename="camel", tag_field="event", tag="lease"):
     reason: str
     partition: str
     partition_id: str
+
+
+EVENTS: Mapping[str, type[Struct]] = {
+    "welcome": _Welcome,
+    "messages": _Messages,
+    "tailMessages": _TailMessages,
+    "gap": _Gap,
+    "lease": _Lease,
+}
+"""The events that are told here, for the protocol's description; a tail's `messages` are without a lease."""
 
 
 def render_reply(id: bytes, status: int, body: bytes) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -45,6 +47,9 @@ class _Begun(Struct):
     version: int
     rows: list[KvRow] | UnsetType = UNSET
 
+
+REQUESTS: Mapping[str, type[Struct]] = {"watch": _Watch, "unwatch": _Named}
+EVENTS: Mapping[str, type[Struct]] = {"kv": _Event}
 
 _named = msgspec.json.Decoder(_Named)
 _watch = msgspec.json.Decoder(_Watch)

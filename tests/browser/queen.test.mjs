@@ -158,6 +158,9 @@ test("a refusal rejects with the wire's words", async () => {
   const refused = assert.rejects(queen.kv.put("Bad", "k", 1, { forever: true }), { name: "QueenError", ...words });
   await Socket.last.refuse("kv", 400, { error: "kv_bad_request", reason: "kv_bad_namespace", detail: "no such name" });
   await refused;
+  const plain = assert.rejects(queen.request("unsubscribe", { sub: "x" }), { code: "not_found", message: "no such sub" });
+  await Socket.last.refuse("unsubscribe", 404, { error: "no such sub" });
+  await plain;
 });
 
 test("a push names its messages, so that it can be sent again after a lost answer", async () => {

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from importlib.resources import files
 
 import pytest
 from serve_kit import server
 
-from queen_actors.api.static import CONTENT_TYPES, KEEP_SECONDS
+from queen_actors.api.static import CONTENT_TYPES, KEEP_SECONDS, content
 
 
 @pytest.mark.parametrize("name", CONTENT_TYPES)
@@ -18,7 +17,7 @@ async def test_each_file_is_served(name: str) -> None:
         peer = await house.connect()
         status, headers, body = await peer.request("GET", f"/static/{name}")
         assert (status, headers["content-type"]) == (200, CONTENT_TYPES[name])
-        assert body == files("queen_actors").joinpath("static", name).read_bytes()
+        assert body == content(name)
         assert headers["cache-control"] == f"public, max-age={KEEP_SECONDS}"
         assert headers["access-control-allow-origin"] == "*"
         head = await peer.request("HEAD", f"/static/{name}")
