@@ -26,11 +26,11 @@ from typing import ParamSpec
 from queen_actors import client, limits
 from queen_actors.client.queen import LEAVE_SECONDS
 
-from .families import Admin, Ephemeral, Kv, Locks, TimerBuilder, Timers
-from .lock import Lock
+from .families import Admin, Ephemeral, Kv, Locks, TimerBuilder, Timers, Watch
+from .lock import Hold, Lock
 from .portal import entered
 from .queen import Queen, queen
-from .queue import DeadLetters, Message, Queue, Subscription
+from .queue import DeadLetters, Message, Queue, Subscription, Tail
 from .transaction import Transaction
 
 P = ParamSpec("P")
@@ -39,6 +39,7 @@ __all__ = [
     "Admin",
     "DeadLetters",
     "Ephemeral",
+    "Hold",
     "Kv",
     "Lock",
     "Locks",
@@ -46,9 +47,11 @@ __all__ = [
     "Queen",
     "Queue",
     "Subscription",
+    "Tail",
     "TimerBuilder",
     "Timers",
     "Transaction",
+    "Watch",
     "connect",
     "open_broker",
 ]

@@ -12,6 +12,10 @@ from collections.abc import Awaitable, Callable
 from functools import partial, update_wrapper
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
+import trio
+
+from queen_actors.client.durations import Duration, seconds_of
+
 from .portal import Portal
 
 P = ParamSpec("P")
@@ -83,6 +87,19 @@ def on_trio(
         return wrap(self.portal, self.portal.call_sync(partial(method, self.wrapped, *args, **kwargs)))
 
     return update_wrapper(call, method)
+
+
+def within(portal: Portal, timeout: Duration | None, receive: Callable[[], Awaitable[R]], what: str = "message") -> R:
+    """What comes next, waited for. Raises TimeoutError when that takes longer than `timeout`."""
+    if timeout is None:
+        return portal.call(receive)
+    return portal.call(partial(_in_time, receive, seconds_of(timeout, "timeout"), what))
+
+
+async def _in_time(receive: Callable[[], Awaitable[R]], seconds: float, what: str) -> R:
+    with trio.move_on_after(seconds):
+        return await receive()
+    raise TimeoutError(f"no {what} within {seconds:g} s")
 
 
 def chains(method: Callable[Concatenate[Any, P], object]) -> Callable[Concatenate[F, P], F]:

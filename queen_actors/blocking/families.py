@@ -2,11 +2,58 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import TracebackType
+from typing import Self
+
 from queen_actors import client
 from queen_actors.client import admin
+from queen_actors.client.durations import Duration
 
-from .face import Face, chains, gives, waits
+from .face import Face, chains, gives, on_trio, waits, within
 from .portal import Portal
+
+
+class Watch(Face[client.Watch]):
+    """`with queen.kv.watch("carts", prefix="customer-") as changes: for change in changes: ...`"""
+
+    def __enter__(self) -> Self:
+        self.portal.call(self.wrapped.__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.portal.call(partial(self.wrapped.__aexit__, kind, error, trace))
+
+    @property
+    def rows(self) -> dict[str, client.KvResult]:
+        """The keys as they are after the changes that were handed out."""
+        return self.portal.call_sync(lambda: dict(self.wrapped.rows))
+
+    @property
+    def version(self) -> int | None:
+        """How far that is."""
+        return self.wrapped.version
+
+    @property
+    def waiting(self) -> int:
+        """Changes that are here and not handed out yet."""
+        return self.wrapped.waiting
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> client.KvChange:
+        return self.receive()
+
+    def receive(self, timeout: Duration | None = None) -> client.KvChange:
+        """The next change. Raises TimeoutError when there is none in time, QueenError when the watch has ended."""
+        return within(self.portal, timeout, self.wrapped.receive, "change")
+
+
+def _watch(portal: Portal, wrapped: client.Watch) -> Watch:
+    return Watch(portal, wrapped)
 
 
 class Kv(Face[client.Kv]):
@@ -24,6 +71,7 @@ class Kv(Face[client.Kv]):
     delete = waits(client.Kv.delete)
     incr = waits(client.Kv.incr)
     check = waits(client.Kv.check)
+    watch = on_trio(client.Kv.watch, _watch)
 
 
 class Locks(Face[client.Locks]):

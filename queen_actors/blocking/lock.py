@@ -42,6 +42,30 @@ async def _wait(event: trio.Event, seconds: float | None) -> bool:
     return event.is_set()
 
 
+class Hold(Face[client.Hold]):
+    """`with queen.lock(name).hold(wait=60) as lock: ...`: waits in the broker's line, and releases at the end.
+
+    Python cannot stop a thread: a block that must not go on without the lock looks at `lock.held`, or guards what it
+    commits. When the permit was lost, leaving raises LockLostError.
+    """
+
+    def __enter__(self) -> Lock:
+        """Raises LockNotHeldError when the wait is over."""
+        self.portal.call(self.wrapped.take)
+        return Lock(self.portal, self.wrapped.lock)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.portal.call(self.wrapped.give)
+        if error is None:
+            self.wrapped.check()
+
+
+def _hold(portal: Portal, wrapped: client.Hold) -> Hold:
+    return Hold(portal, wrapped)
+
+
 class Lock(Face[client.Lock]):
     """`queen.lock(name)` and `queen.semaphore(name, n)`: `with queen.lock("daily-report"):`.
 
@@ -97,6 +121,7 @@ class Lock(Face[client.Lock]):
     def lost_reason(self) -> LostReason | None:
         return self.wrapped.lost_reason
 
+    hold = on_trio(client.Lock.hold, _hold)
     guard = on_trio(client.Lock.guard, lambda _portal, guard: guard)
 
     def on_lost(self, handler: OnLost) -> Self:

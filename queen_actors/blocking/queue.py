@@ -10,10 +10,10 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import trio
 
 from queen_actors import client
-from queen_actors.client.durations import Duration, seconds_of
+from queen_actors.client.durations import Duration
 from queen_actors.client.message import Delivered
 
-from .face import Face, gives, on_trio, waits, waits_for
+from .face import Face, gives, on_trio, waits, waits_for, within
 from .portal import Portal
 
 P = ParamSpec("P")
@@ -83,17 +83,12 @@ class Subscription(Face[client.Subscription]):
     def receive(self, timeout: Duration | None = None) -> Message:
         """The next message. Raises TimeoutError when there is none in time, QueenError when the subscription has
         ended."""
-        return message(self.portal, self._within(timeout, self.wrapped.receive))
+        return message(self.portal, within(self.portal, timeout, self.wrapped.receive))
 
     def receive_batch(self, most: int, timeout: Duration | None = None) -> list[Message]:
         """What is here, at least one message and `most` at most; acknowledging the last of each partition is enough.
         Raises TimeoutError and QueenError."""
-        return messages(self.portal, self._within(timeout, partial(self.wrapped.receive_batch, most)))
-
-    def _within(self, timeout: Duration | None, receive: Callable[[], Awaitable[R]]) -> R:
-        if timeout is None:
-            return self.portal.call(receive)
-        return self.portal.call(partial(_in_time, receive, seconds_of(timeout, "timeout")))
+        return messages(self.portal, within(self.portal, timeout, partial(self.wrapped.receive_batch, most)))
 
     def batches(self, most: int = 1000) -> Iterator[list[Message]]:
         """The messages in batches: `for batch in messages.batches():`."""
@@ -108,14 +103,45 @@ class Subscription(Face[client.Subscription]):
         return self.portal.call(partial(self.wrapped.ack, unwrapped, status, error=error))
 
 
-async def _in_time(receive: Callable[[], Awaitable[R]], seconds: float) -> R:
-    with trio.move_on_after(seconds):
-        return await receive()
-    raise TimeoutError(f"no message within {seconds:g} s")
-
-
 def _subscription(portal: Portal, wrapped: client.Subscription) -> Subscription:
     return Subscription(portal, wrapped)
+
+
+class Tail(Face[client.Tail]):
+    """`with queue.tail() as messages: for message in messages: ...`: every message as it comes, without a lease."""
+
+    def __enter__(self) -> Self:
+        self.portal.call(self.wrapped.__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.portal.call(partial(self.wrapped.__aexit__, kind, error, trace))
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """The next offset of each partition, of what was handed out."""
+        return self.portal.call_sync(lambda: dict(self.wrapped.positions))
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are here and not handed out yet."""
+        return self.wrapped.waiting
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delivered:
+        return self.receive()
+
+    def receive(self, timeout: Duration | None = None) -> Delivered:
+        """The next message. Raises TimeoutError when there is none in time, QueenError when the tail has ended."""
+        return within(self.portal, timeout, self.wrapped.receive)
+
+
+def _tail(portal: Portal, wrapped: client.Tail) -> Tail:
+    return Tail(portal, wrapped)
 
 
 def _dead_letters(portal: Portal, wrapped: client.DeadLetters) -> DeadLetters:
@@ -180,6 +206,7 @@ class Queue(Face[client.Queue]):
     push = waits(client.Queue.push)
     pop = waits_for(client.Queue.pop, messages)
     subscribe = on_trio(client.Queue.subscribe, _subscription)
+    tail = on_trio(client.Queue.tail, _tail)
     dlq = gives(client.Queue.dlq, _dead_letters)
 
     consume = _consumes(client.Queue.consume)

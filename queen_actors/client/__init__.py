@@ -6,15 +6,17 @@ from .ephemeral import Ephemeral, EphemeralMessage
 from .errors import (
     AnswerTimeout,
     ConnectionFailed,
+    LockLostError,
     LockNotHeldError,
     ProtocolError,
     PushError,
     TransactionError,
 )
+from .hold import Hold
 from .kv import UNSET, Kv, KvResults
 from .lock import Lock
 from .locks import Locks
-from .message import Message
+from .message import Delivered, Message
 from .opening import connect, open_broker, serving
 from .queen import Queen
 from .queue import DeadLetters, Queue
@@ -29,9 +31,11 @@ from .results import (
     TransactionResult,
 )
 from .subscription import Subscription
+from .tail import Gap, Tail
 from .timers import TimerBuilder, Timers
 from .transaction import Transaction
 from .transport import Answer, Retry, Transport
+from .watch import KvChange, Watch
 
 __all__ = [
     "UNSET",
@@ -40,12 +44,17 @@ __all__ = [
     "AnswerTimeout",
     "ConnectionFailed",
     "DeadLetters",
+    "Delivered",
     "Ephemeral",
     "EphemeralMessage",
+    "Gap",
+    "Hold",
     "Kv",
+    "KvChange",
     "KvResult",
     "KvResults",
     "Lock",
+    "LockLostError",
     "LockNotHeldError",
     "LockResult",
     "Locks",
@@ -59,6 +68,7 @@ __all__ = [
     "Result",
     "Retry",
     "Subscription",
+    "Tail",
     "TimerBuilder",
     "TimerResult",
     "Timers",
@@ -66,6 +76,7 @@ __all__ = [
     "TransactionError",
     "TransactionResult",
     "Transport",
+    "Watch",
     "connect",
     "open_broker",
     "serving",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
+from .durations import instant
 from .encoding import segment
-from .queue import instant
 from .results import Result
 from .transport import Caller
 

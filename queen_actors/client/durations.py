@@ -68,3 +68,12 @@ def lifetime(
         return {"ttlSeconds": whole_seconds(at - datetime.now(UTC), "until")}
     asked: Any = ttl if ttl is not None else ttl_seconds
     return {"ttlSeconds": whole_seconds(asked, given[0])}
+
+
+def instant(at: str | datetime) -> str:
+    """An instant for the wire: a text goes as it is, a datetime without an offset is UTC."""
+    if isinstance(at, str):
+        return at
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    return at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -18,6 +18,12 @@ class LockNotHeldError(QueenError):
     status, code = 409, "lock_not_held"
 
 
+class LockLostError(QueenError):
+    """The permit was lost while a block held it, and the block was cancelled; `reason` says how."""
+
+    status, code = 409, "lock_lost"
+
+
 class TransactionError(QueenError):
     """The transaction rolled back, and nothing of it happened; `reason` says why (wire 5.4).
 

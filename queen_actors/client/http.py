@@ -17,8 +17,8 @@ from queen_actors.errors import Unavailable
 
 from .address import Address, Stream, open_stream
 from .errors import AnswerTimeout, ConnectionFailed, ProtocolError
-from .socket import SocketFeed
-from .transport import Answer, Caller, Retry, Wanted
+from .socket import SocketFeed, SocketStream
+from .transport import Answer, Caller, Retry, Talk, Wanted
 
 IDLE_SECONDS = 15.0  # an unused connection is not trusted for longer: the other side may be about to close it
 CONNECTIONS = 100  # open at once; further calls wait their turn
@@ -191,6 +191,9 @@ class HttpTransport:
 
     def subscribe(self, wanted: Wanted, caller: Caller) -> SocketFeed:
         return SocketFeed(self.address, wanted, self.retry)
+
+    def talk(self, talk: Talk) -> SocketStream:
+        return SocketStream(self.address, talk, self.retry)
 
     async def aclose(self) -> None:
         self._closed = True

@@ -9,9 +9,11 @@ from enum import Enum
 from typing import Any, Final
 
 from .durations import Duration, lifetime
+from .live import Start
 from .results import KvResult
 from .shapes import as_object, results
 from .transport import Caller
+from .watch import Watch
 
 Number = int | float | Decimal
 KvOp = dict[str, Any]
@@ -171,8 +173,19 @@ class Kv:
 
     op = KvOps
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: Caller, start: Start) -> None:
         self._caller = caller
+        self._start = start
+
+    def watch(
+        self, ns: str, *, key: str | None = None, prefix: str | None = None, from_version: int | None = None
+    ) -> Watch:
+        """Changes of one key, or of all keys under a prefix, as they happen: `async with queen.kv.watch("carts",
+        prefix="customer-") as changes: async for change in changes`. `changes.rows` are the rows.
+
+        With `from_version` it begins with what has happened since that version instead of with the current rows.
+        """
+        return Watch(self._start, self._caller.transport, ns, key, prefix, from_version)
 
     async def batch(self, operations: Iterable[Mapping[str, Any]]) -> KvResults:
         """Several operations in one atomic step, made by `queen.kv.op`; one answer for each, in order."""

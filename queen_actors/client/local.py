@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import trio
+from msgspec import Raw
 
+from queen_actors import limits
+from queen_actors.actors.permits import Permit, holding
 from queen_actors.actors.subscription import Lost, subscribed
+from queen_actors.actors.tail import Gap, Tail
 from queen_actors.api import Api, Request
 from queen_actors.broker import Broker
 from queen_actors.domain.subscription import Terms
 from queen_actors.errors import QueenError, Unavailable
 from queen_actors.values import QUEUE_MODE
 from queen_actors.wire.frames import encode as encode_structs
+from queen_actors.wire.frames import op_fields
+from queen_actors.wire.locks import lock_element, parse_waiting, render_lock_lost
 from queen_actors.wire.pop import messages_of
+from queen_actors.wire.socket import Frame, parse_frame, parse_tail, render_gap, render_tail
+from queen_actors.wire.watch import parse_watch, render_changes, render_watched
 
-from .encoding import decode
-from .transport import Answer, Caller, Retry, Sink, Wanted
+from .encoding import decode, encode
+from .transport import Answer, Caller, Retry, Sink, Talk, Wanted
+
+T = TypeVar("T")
+AGAIN_SECONDS = 0.5
 
 
 class LocalTransport:
@@ -41,6 +52,9 @@ class LocalTransport:
 
     def subscribe(self, wanted: Wanted, caller: Caller) -> LocalFeed:
         return LocalFeed(self._broker, wanted, caller)
+
+    def talk(self, talk: Talk) -> LocalStream:
+        return LocalStream(self._broker, talk)
 
     async def aclose(self) -> None:
         self._closed = True
@@ -94,6 +108,87 @@ class LocalFeed:
         body = {"acknowledgments": acks, "consumerGroup": group}
         answers: list[dict[str, Any]] = await self._caller.call("POST", "/api/v1/ack/batch", body)
         return answers
+
+
+class LocalStream:
+    """A talk in process: the same frames, without a connection."""
+
+    def __init__(self, broker: Broker, talk: Talk) -> None:
+        self._broker = broker
+        self._talk = talk
+        self._running = trio.CancelScope()
+        self._tail: Tail | None = None
+
+    async def run(self, started: Callable[[], None]) -> None:
+        frame = parse_frame(encode(self._talk.opening()))
+        carry = {"tail": self._carry_tail, "watch": self._carry_watch, "lock.acquire": self._carry_permit}[frame.op]
+        with self._running:
+            await carry(frame, started)
+
+    def stop(self) -> None:
+        self._running.cancel()
+
+    def grant(self, messages: int) -> None:
+        if self._tail is not None:
+            self._tail.grant(messages)
+
+    async def _carry_tail(self, frame: Frame, started: Callable[[], None]) -> None:
+        name, terms = parse_tail(frame)
+        self._tail = tail = self._broker.tail(terms)
+        try:
+            self._talk.opened({"sub": name, "from": await tail.open()})
+            started()
+            while True:
+                for found in await _again(tail.next):
+                    if isinstance(found, Gap):
+                        self._tell(render_gap(name, found.partition, found.first, found.last))
+                    else:
+                        for event in render_tail(name, found):
+                            self._tell(event)
+        finally:
+            tail.close()
+
+    async def _carry_watch(self, frame: Frame, started: Callable[[], None]) -> None:
+        name, terms = parse_watch(frame)
+        watch = self._broker.watch(terms)
+        try:
+            self._talk.opened(decode(render_watched(name, await watch.open())))
+            started()
+            while True:
+                for news in await _again(watch.next):
+                    self._tell(render_changes(name, news))
+        finally:
+            watch.close()
+
+    async def _carry_permit(self, frame: Frame, started: Callable[[], None]) -> None:
+        op, wait, session = parse_waiting(op_fields(Raw(frame.text)) or {})
+        permits = self._broker.permits(self._lost)
+        holding.set(permits)
+        try:
+            result = await self._broker.acquire(op, wait, session=session)
+            self._talk.opened(decode(encode_structs(lock_element(0, result))))
+            started()
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True), trio.move_on_after(limits.WS_GIVE_BACK_SECONDS):
+                await permits.close()
+
+    def _lost(self, permit: Permit, reason: str) -> None:
+        self._tell(render_lock_lost(permit.name, permit.token, permit.slot, reason))
+
+    def _tell(self, event: bytes) -> None:
+        self._talk.event(decode(event))
+
+
+async def _again(ask: Callable[[], Awaitable[T]]) -> T:
+    """While the broker reads its state again after a full disk, ask again."""
+    while True:
+        try:
+            return await ask()
+        except Unavailable as error:
+            if error.code != "retry":
+                raise
+        await trio.sleep(AGAIN_SECONDS)
 
 
 def _terms(wanted: Wanted) -> Terms:

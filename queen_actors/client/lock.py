@@ -22,14 +22,19 @@ from queen_actors.errors import QueenError, Unavailable
 
 from .durations import Duration, seconds_of, whole_seconds
 from .errors import LockNotHeldError, ProtocolError
+from .hold import Hold
 from .locks import Locks, acquire_op, release_op, renew_op
 from .results import LockResult
+from .transport import Transport
 
 log = logging.getLogger("queen_actors.client")
 
-LostReason = Literal["renew", "guard", "expired"]
-"""Why a permit was lost: the broker would not renew it, it refused the guard, or its lifetime ran out here."""
+LostReason = Literal["renew", "guard", "expired", "deleted", "taken"]
+"""Why a permit was lost: the broker would not renew it, it refused the guard, its lifetime ran out; or, as the broker
+tells who holds it (`hold`), somebody deleted it or wrote over it."""
 OnLost = Callable[[LostReason], Awaitable[object] | object]
+
+_TOLD: dict[str, LostReason] = {"expired": "expired", "deleted": "deleted", "taken": "taken"}
 
 FIRST_PAUSE = 0.05  # a waiting acquire comes back after that, then 1.5x longer each time, up to `Retry.poll` (3.8)
 RELEASE_SECONDS = 1.0  # for the release at the end of a block; the permit ends by itself
@@ -43,11 +48,12 @@ def new_owner(unique: str) -> str:
 
 
 class Held:
-    """The handles of one client that hold a permit, how to start a task of that client, and its `Retry.poll`."""
+    """The handles of one client that hold a permit, how to start a task of that client, and its transport."""
 
-    def __init__(self, start: Callable[..., None], poll: float) -> None:
+    def __init__(self, start: Callable[..., None], transport: Transport) -> None:
         self.start = start
-        self.poll = poll
+        self.transport = transport
+        self.poll = transport.retry.poll
         self.handles: set[Lock] = set()
 
     async def release_all(self) -> None:
@@ -147,7 +153,7 @@ class Lock:
                     if self.held or await self._acquire_once():
                         return True
             except trio.Cancelled:
-                self._undo_later()
+                self.undo_later()
                 raise
             left = deadline - trio.current_time()
             if left <= 0:
@@ -171,7 +177,16 @@ class Lock:
         self._take(answer, sent_at)
         return True
 
-    def _undo_later(self) -> None:
+    def hold(self, wait: Duration | None = None) -> Hold:
+        """The permit for as long as a block runs: `async with lock.hold(wait=60): ...`.
+
+        Unlike `acquire` it stands in the broker's line (for an hour at most), first come, first served, and the broker
+        tells it when the permit is lost: the block is cancelled then, and leaving raises LockLostError. Raises
+        LockNotHeldError when the wait is over.
+        """
+        return Hold(self, self._held.transport, wait)
+
+    def undo_later(self) -> None:
         """The caller is gone, and the permit may have been granted to nobody: give it back, unless the owner is one
         that somebody else may use too."""
         if self._sole and self._permit is None:
@@ -248,9 +263,39 @@ class Lock:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.leave()
+
+    async def leave(self) -> None:
+        """Release at the end of a block, within a bound: the permit ends by itself."""
         with trio.CancelScope(shield=True), trio.move_on_after(RELEASE_SECONDS):
             await self.release_quietly()
         self._drop()
+
+    # For `hold`
+
+    def start(self, task: Callable[..., Awaitable[object]]) -> None:
+        """Run a background task of the client. Raises Unavailable when it is closed."""
+        self._held.start(task)
+
+    def now(self) -> float:
+        """This machine's time, seconds, as the handle believes in it."""
+        return self._clock()
+
+    async def adopt(self, permit: LockResult, since: float) -> bool:
+        """Take a permit that was granted to this handle's owner at some time after `since`. False: it is lost."""
+        async with self._calling:
+            if permit.already or self._clock() - since > self.ttl_seconds / 3:
+                since = self._clock()
+                (permit,) = await self._locks.batch((self._renewal(permit),))
+                if not permit.renewed:
+                    return False
+            self._take(permit, since)
+            return True
+
+    def told_lost(self, reason: str) -> None:
+        """The broker says that the permit is lost."""
+        if self._permit is not None:
+            self._lose(_TOLD.get(reason, "expired"))
 
     # For transactions
 

@@ -38,12 +38,12 @@ class Queen:
 
     def __init__(self, transport: Transport, nursery: trio.Nursery) -> None:
         self.caller = Caller(transport)
-        self.kv = Kv(self.caller)
+        self.kv = Kv(self.caller, self.start)
         self.locks = Locks(self.caller)
         self.timers = Timers(self.caller)
         self.ephemeral = Ephemeral(self.caller)
         self.admin = Admin(self.caller)
-        self._held = Held(self.start, transport.retry.poll)
+        self._held = Held(self.start, transport)
         self._nursery = nursery
         self._closed = False
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from .durations import Duration, seconds_of
+from .durations import Duration, instant, seconds_of
 from .encoding import segment
 from .errors import PushError
 from .items import as_list, push_items
@@ -18,6 +18,7 @@ from .message import Message
 from .results import STORED, PushResult, Result
 from .shapes import as_object, one_each
 from .subscription import Subscription
+from .tail import Begin, Gap, Tail
 from .transport import ANSWER_SECONDS, Wanted
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ POP_WAIT_SECONDS = 30.0  # what `wait=True` means, and the longest that one call
 POP_WAIT_SECONDS_MAX = 60.0
 WAIT_MARGIN_SECONDS = 5.0  # messaging 3.2: a waiting pop may take its wait and that much more
 CREDIT, BATCH = 100, 100
+TAIL_CREDIT = 1000
 DLQ_PAGE = 100
 
 
@@ -252,6 +254,20 @@ class Queue:
         )
         return Subscription(self._queen, wanted)
 
+    def tail(
+        self, from_: Begin = "now", *, credit: int = TAIL_CREDIT, on_gap: Callable[[Gap], object] | None = None
+    ) -> Tail:
+        """Messages as they come, without a lease: `async with queue.tail() as messages: async for message in messages`.
+
+        `from_` is `"now"`, `"start"`, an instant, or the next offset of each partition, as `messages.positions` has
+        them: then it is exactly what has not been seen. What retention has removed of that is told to `on_gap`. Up to
+        `credit` messages wait here for the loop.
+        """
+        if credit < 1:
+            raise ValueError(f"credit must be 1 or more, not {credit}")
+        transport = self._queen.caller.transport
+        return Tail(self._queen.start, transport, self.name, self._chosen.partition, from_, credit, on_gap)
+
     async def consume(
         self,
         handler: Callable[[Message], Awaitable[object]],
@@ -331,15 +347,6 @@ class DeadLetters:
         """Remove the dead letters of the queue, or of the group that was named: `["deleted"]`."""
         query = {name: self._query[name] for name in ("queue", "consumerGroup")}
         return Result(as_object(await self._queen.caller.call("DELETE", "/api/v1/dlq", query=query)))
-
-
-def instant(at: str | datetime) -> str:
-    """An instant for the wire: a text goes as it is, a datetime without an offset is UTC."""
-    if isinstance(at, str):
-        return at
-    if at.tzinfo is None:
-        at = at.replace(tzinfo=UTC)
-    return at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _wait_seconds(wait: bool | Duration | None) -> float:

@@ -1,6 +1,7 @@
-"""A subscription over the WebSocket `queen.v1` (`websocket.md`): one connection, with which its leases live.
+"""Subscriptions, tails, watches and held locks over the WebSocket `queen.v1` (`websocket.md`): a connection each.
 
-A lost connection is opened again, within bounds: what it had delivered comes again under new leases.
+A lost connection is opened again, within bounds: what a subscription had been delivered comes again under new leases,
+tails and watches go on where they were.
 """
 
 from __future__ import annotations
@@ -21,15 +22,13 @@ from .address import Address, Stream, open_stream
 from .encoding import decode, encode
 from .errors import AnswerTimeout, ConnectionFailed, ProtocolError, from_answer
 from .shapes import as_object, as_rows
-from .transport import ANSWER_SECONDS, Retry, Sink, Wanted
+from .transport import ANSWER_SECONDS, OPENING_SECONDS, SUB, Retry, Sink, Talk, Wanted
 
 log = logging.getLogger("queen_actors.client")
 
 PATH = "/api/v1/ws"
 SUBPROTOCOL = "queen.v1"
-SUB = "s"  # the one subscription of its connection
-HEARTBEAT_SECONDS = 20.0  # until the broker's welcome tells its own
-HANDSHAKE_SECONDS = 10.0
+HEARTBEAT_SECONDS = 20.0  # when the broker's welcome does not tell its own
 CLOSE_SECONDS = 0.5  # for the closing handshake; the broker gives leases back at the end of the stream anyway
 FRAME_BYTES = 256 << 20
 QUEUED_FRAMES = 64  # between the library's reader and ours, which never waits
@@ -48,32 +47,32 @@ class _Pending(Struct):
     reply: dict[str, Any] | None = None
 
 
-class SocketFeed:
-    """The feed of one subscription."""
+class SocketStream:
+    """One talk over one connection at a time."""
 
-    def __init__(self, address: Address, wanted: Wanted, retry: Retry) -> None:
+    def __init__(self, address: Address, talk: Talk, retry: Retry) -> None:
         self._address = address
-        self._wanted = wanted
+        self._talk = talk
         self._retry = retry
         self._session: _Session | None = None
         self._stopped = trio.Event()
 
-    async def run(self, sink: Sink, started: Callable[[], None]) -> None:
+    async def run(self, started: Callable[[], None]) -> None:
         failures = 0
         bound = self._retry.attempts
         while not self._stopped.is_set():
-            session = self._session = _Session(self._address, self._wanted, sink, self._stopped)
+            session = self._session = _Session(self._address, self._talk, self._stopped)
             try:
                 await session.run(started)
                 return
             except ConnectionFailed as error:
-                sink.lost(None, None, "disconnected")
-                if session.subscribed:
+                self._talk.disconnected()
+                if session.opened:
                     failures, bound = 0, RECONNECTS
                 failures += 1
                 if failures >= bound:
                     raise
-                log.warning("the subscription to %s is connected again: %s", self._wanted.queue, error)
+                log.warning("%s is connected again: %s", self._talk.about, error)
             finally:
                 self._session = None
                 session.end()
@@ -87,10 +86,30 @@ class SocketFeed:
         if self._session is not None:
             self._session.grant(messages)
 
+    async def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """The reply; None when there is no connection, or it ended before the reply. Raises AnswerTimeout."""
+        return None if self._session is None else await self._session.ask(request)
+
+
+class SocketFeed:
+    """The feed of one subscription."""
+
+    def __init__(self, address: Address, wanted: Wanted, retry: Retry) -> None:
+        self._talk = _Subscribing(wanted)
+        self._stream = SocketStream(address, self._talk, retry)
+
+    async def run(self, sink: Sink, started: Callable[[], None]) -> None:
+        self._talk.sink = sink
+        await self._stream.run(started)
+
+    def stop(self) -> None:
+        self._stream.stop()
+
+    def grant(self, messages: int) -> None:
+        self._stream.grant(messages)
+
     async def acknowledge(self, acks: Sequence[dict[str, Any]], group: str | None) -> list[dict[str, Any]]:
-        reply = None
-        if self._session is not None:
-            reply = await self._session.ask({"op": "ack", "acknowledgments": acks, "consumerGroup": group})
+        reply = await self._stream.ask({"op": "ack", "acknowledgments": acks, "consumerGroup": group})
         if reply is None:
             # Its lease ended with the connection: what had not reached the broker comes again.
             told = "the connection ended before the answer"
@@ -98,6 +117,36 @@ class SocketFeed:
         if not reply.get("ok"):
             raise _refusal(reply)
         return as_rows(reply.get("body"))
+
+
+class _Subscribing:
+    """What a subscription says and hears."""
+
+    patience = OPENING_SECONDS
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.about = f"the subscription to {wanted.queue}"
+        self.sink: Sink | None = None
+        self._wanted = wanted
+
+    def opening(self) -> dict[str, Any]:
+        return {"op": "subscribe", "sub": SUB, **_fields(self._wanted)}
+
+    def opened(self, body: dict[str, Any]) -> None:
+        pass
+
+    def event(self, frame: dict[str, Any]) -> None:
+        assert self.sink is not None
+        if frame.get("event") == "messages":
+            queue = {"queue": frame.get("queue")}
+            messages = [{**message, **queue} for message in as_rows(frame.get("messages"))]
+            self.sink.deliver(frame.get("leaseId") or "", frame.get("partitionId") or "", messages)
+        elif frame.get("event") == "lease":
+            self.sink.lost(frame.get("leaseId"), frame.get("partitionId"), str(frame.get("reason")))
+
+    def disconnected(self) -> None:
+        if self.sink is not None:
+            self.sink.lost(None, None, "disconnected")
 
 
 class _Stream(trio.abc.Stream):
@@ -153,13 +202,13 @@ class _Guard:
 class _Session:
     """One connection, from its handshake to its end."""
 
-    def __init__(self, address: Address, wanted: Wanted, sink: Sink, stopped: trio.Event) -> None:
-        self.subscribed = False
+    def __init__(self, address: Address, talk: Talk, stopped: trio.Event) -> None:
+        self.opened = False
         self._address = address
-        self._wanted = wanted
-        self._sink = sink
+        self._what = talk
         self._stopped = stopped
         self._heartbeat = HEARTBEAT_SECONDS
+        self._welcomed = trio.Event()
         self._pending: dict[int, _Pending] = {}
         self._asked = 0
         self._credit = 0
@@ -184,18 +233,21 @@ class _Session:
 
     async def _talk(self, nursery: trio.Nursery, stream: _Stream, started: Callable[[], None]) -> None:
         try:
-            with trio.fail_after(HANDSHAKE_SECONDS):
+            with trio.fail_after(OPENING_SECONDS):
                 connection = await self._connect(nursery, stream)
-                nursery.start_soon(self._send, nursery, connection)
-                await self._subscribe(connection)
+            nursery.start_soon(self._send, nursery, connection)
+            nursery.start_soon(self._ping, nursery, connection)
+            nursery.start_soon(self._close, connection)
+            with trio.fail_after(self._what.patience):
+                await self._open(connection)
         except trio.TooSlowError:
-            raise ConnectionFailed("the broker did not take the subscription in time", sent=True) from None
+            raise ConnectionFailed(f"the broker did not take {self._what.about} in time", sent=True) from None
         except ws.ConnectionClosed as closed:
+            if self._stopped.is_set():
+                return
             raise _closed(closed) from None
-        self.subscribed = True
+        self.opened = True
         started()
-        nursery.start_soon(self._ping, nursery, connection)
-        nursery.start_soon(self._close, connection)
         try:
             while True:
                 self._take(_frame(await connection.get_message()))
@@ -220,31 +272,35 @@ class _Session:
             )
         raise ConnectionFailed("the connection ended during the handshake", sent=False)
 
-    async def _subscribe(self, connection: ws.WebSocketConnection) -> None:
-        asked = await self._request({"op": "subscribe", "sub": SUB, **_fields(self._wanted)})
+    async def _open(self, connection: ws.WebSocketConnection) -> None:
+        asked = await self._request(self._what.opening())
         while asked.reply is None:
             self._take(_frame(await connection.get_message()))
         if not asked.reply.get("ok"):
             raise _refusal(asked.reply)
+        self._what.opened(as_object(asked.reply.get("body")))
 
     def _take(self, frame: dict[str, Any]) -> None:
         """One frame of the broker's. Never waits."""
         event = frame.get("event")
-        if event == "messages":
-            queue = {"queue": frame.get("queue")}
-            messages = [{**message, **queue} for message in as_rows(frame.get("messages"))]
-            self._sink.deliver(frame.get("leaseId") or "", frame.get("partitionId") or "", messages)
-        elif event == "lease":
-            self._sink.lost(frame.get("leaseId"), frame.get("partitionId"), str(frame.get("reason")))
+        if event in ("messages", "lease", "gap", "kv", "lock"):
+            self._what.event(frame)
         elif event == "welcome":
             self._heartbeat = float(frame.get("heartbeatSeconds") or HEARTBEAT_SECONDS)
+            self._welcomed.set()
         elif event == "error":
-            log.warning("the broker reports: %s", frame.get("error"))
+            self._reported(frame)
         elif event is None:
             pending = self._pending.pop(frame.get("id", -1), None)
             if pending is not None:
                 pending.reply = frame
                 pending.done.set()
+
+    def _reported(self, frame: dict[str, Any]) -> None:
+        """An error that is no reply. One that names what this connection is for has ended it."""
+        if frame.get("sub") == SUB:
+            raise _refusal(frame)
+        log.warning("the broker reports: %s", frame.get("error"))
 
     # Sending: one task writes, so that a caller who is cancelled leaves no half frame behind.
 
@@ -260,7 +316,7 @@ class _Session:
 
     async def ask(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """The reply; None when the connection ended before it. Raises AnswerTimeout."""
-        if not self.subscribed or self._failure is not None:
+        if not self.opened or self._failure is not None:
             return None
         try:
             with trio.fail_after(ANSWER_SECONDS):
@@ -293,6 +349,7 @@ class _Session:
 
     async def _ping(self, nursery: trio.Nursery, connection: ws.WebSocketConnection) -> None:
         """The broker must answer a ping within a heartbeat, or it is taken for dead."""
+        await self._welcomed.wait()
         try:
             while True:
                 await trio.sleep(self._heartbeat)

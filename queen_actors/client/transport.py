@@ -14,6 +14,8 @@ from .encoding import decode, encode
 from .errors import ConnectionFailed, ProtocolError, from_answer, retry_after
 
 ANSWER_SECONDS = 30.0  # the wire's own deadline of a call (wire 5.5)
+OPENING_SECONDS = 10.0  # for the handshake of a WebSocket and the reply to its first request
+SUB = "s"  # the one subscription, tail or watch of its connection
 SAFE_503 = frozenset({"unavailable", "starting", "stopping", "retry", "no_leader", "overloaded"})
 """Codes of a 503 that say that nothing was applied, so that any call may be sent again."""
 
@@ -81,6 +83,53 @@ class Feed(Protocol):
         ...
 
 
+class Talk(Protocol):
+    """What a tail, a watch or a held lock has to say and to hear, in the frames of `queen.v1`. No method waits."""
+
+    @property
+    def about(self) -> str:
+        """What it is, for people."""
+        ...
+
+    @property
+    def patience(self) -> float:
+        """How long the broker may take for the reply to `opening`, seconds."""
+        ...
+
+    def opening(self) -> dict[str, Any]:
+        """The request that opens it, without an id; asked again for every connection."""
+        ...
+
+    def opened(self, body: dict[str, Any]) -> None:
+        """The reply to it; events come after that."""
+        ...
+
+    def event(self, frame: dict[str, Any]) -> None: ...
+
+    def disconnected(self) -> None:
+        """The connection is lost, and opened again."""
+        ...
+
+
+class Stream(Protocol):
+    """The transport's half of a talk."""
+
+    async def run(self, started: Callable[[], None]) -> None:
+        """Carry what is said until stopped or cancelled; `started` is called when the broker has taken the opening.
+
+        Raises QueenError when the broker refuses or cannot be reached any more.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Let `run` end in good order, soon."""
+        ...
+
+    def grant(self, messages: int) -> None:
+        """Give credit back."""
+        ...
+
+
 class Transport(Protocol):
     """One way to a broker. `retry` says how often a call may be sent again over it."""
 
@@ -100,6 +149,10 @@ class Transport(Protocol):
 
     def subscribe(self, wanted: Wanted, caller: Caller) -> Feed:
         """A feed for one subscription; nothing happens before it runs."""
+        ...
+
+    def talk(self, talk: Talk) -> Stream:
+        """A stream that carries this talk; nothing happens before it runs."""
         ...
 
     async def aclose(self) -> None: ...

@@ -15,6 +15,8 @@ from queen_actors.client import admin
 from queen_actors.client import transaction as client_transaction
 
 LOCK_ATTRIBUTES = {"name", "owner", "limit", "ttl_seconds", "lost", "lost_reason"}
+HOLDING = {"adopt", "leave", "now", "start", "told_lost", "undo_later"}
+TALK = {"disconnected", "event", "opened", "opening", "patience"}
 FACES = [
     (blocking.Queen, client.Queen, {"caller", "extend", "start", "aclose"}, set()),
     (blocking.Queue, client.Queue, set(), set()),
@@ -27,7 +29,9 @@ FACES = [
     (blocking.TimerBuilder, client.TimerBuilder, {"named", "scheduled"}, set()),
     (blocking.Ephemeral, client.Ephemeral, set(), set()),
     (families.Admin, admin.Admin, set(), set()),
-    (blocking.Lock, client.Lock, {"release_quietly", "settled", "refused"}, LOCK_ATTRIBUTES),
+    (blocking.Lock, client.Lock, {"release_quietly", "settled", "refused", *HOLDING}, LOCK_ATTRIBUTES),
+    (blocking.Tail, client.Tail, {*TALK}, {"positions"}),
+    (blocking.Watch, client.Watch, {*TALK}, {"rows", "version"}),
     (blocking.Transaction, client.Transaction, {"add_push", "add_kv", "add_timer", "new_id"}, set()),
     (transaction.TransactionQueue, client_transaction.TransactionQueue, set(), set()),
     (transaction.TransactionKv, client_transaction.TransactionKv, set(), set()),
@@ -51,7 +55,7 @@ def test_the_surface_is_the_trio_clients(face: type, trio_class: type, inner: se
             continue
         assert not inspect.iscoroutinefunction(method)
         there, here = inspect.signature(original).parameters, inspect.signature(method).parameters
-        extra = {"timeout"} if face is blocking.Subscription else set()
+        extra = {"timeout"} if name in ("receive", "receive_batch") else set()
         assert [one for one in here if one not in extra] == list(there), name
         assert {one.default for one in there.values()} <= {one.default for one in here.values()}, name
         assert method.__doc__ or not original.__doc__, name
