@@ -14,6 +14,7 @@ import json
 import os
 import time
 
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
@@ -21,9 +22,9 @@ URL = os.environ.get("QUEEN_URL", "http://127.0.0.1:6632")
 
 
 def open_socket() -> ClientConnection:
-    """Connect, trying for five seconds: the broker may be starting."""
+    """Connect, trying for half a minute: the broker may be starting."""
     address = URL.replace("http", "ws", 1) + "/api/v1/ws"
-    give_up = time.monotonic() + 5
+    give_up = time.monotonic() + 30
     while True:
         try:
             return connect(address, subprotocols=[Subprotocol("queen.v1")])
@@ -65,4 +66,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        main()
+        try:
+            main()
+        except ConnectionClosed as end:
+            raise SystemExit(f"the broker has ended the connection: {end}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,7 @@ import pytest
 from server_process import ServerProcess
 from webdriver import Browser
 
+README = Path(__file__).parents[2] / "README.md"
 OPEN = "return document.getElementById('state').dataset.state === 'open'"
 SHOWN = "return document.querySelector(arguments[0]).innerText.includes(arguments[1])"
 ORDERS = "return document.querySelectorAll('#orders li').length === arguments[0]"
@@ -52,6 +54,7 @@ def outside(server: ServerProcess) -> Iterator[Outside]:
 def page(browser: Browser, server: ServerProcess) -> Browser:
     """The example page, connected."""
     browser.go(f"{server.url}/static/example.html")
+    browser.console()
     browser.until("the page is connected", OPEN)
     browser.until("its streams are there", "return /[0-9]/.test(document.querySelector('#counter').innerText)")
     browser.run("window.loadedOnce = true")
@@ -178,6 +181,28 @@ def elsewhere(tmp_path: Path) -> Iterator[str]:
 class Silent(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Not into the tests' output."""
+
+
+def test_the_readmes_program(browser: Browser, server: ServerProcess, outside: Outside, elsewhere: str) -> None:
+    """It runs as it stands there, and tells what it is to tell."""
+    (program,) = re.findall(r"^```js\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
+    program = program.replace("http://localhost:6632", server.url)
+    browser.go(elsewhere)
+    browser.console()
+    browser.run(
+        """
+        window.told = [];
+        console.log = (...words) => window.told.push(words);
+        const module = Object.assign(document.createElement("script"), { type: "module", textContent: arguments[0] });
+        document.head.append(module);
+        """,
+        program,
+    )
+    heard = "return window.told.some((words) => JSON.stringify(words) === arguments[0])"
+    browser.until("the order", heard, '["customer-42",{"amount":120}]')
+    outside.kv(op="put", ns="orders", key="order-1", value="billed", forever=True)
+    browser.until("the key", heard, '["put","order-1","billed"]')
+    assert [line for line in browser.console() if "favicon" not in line] == []
 
 
 def test_the_module_runs_in_a_page_of_another_origin(browser: Browser, server: ServerProcess, elsewhere: str) -> None:
