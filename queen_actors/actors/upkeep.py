@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from copy import copy
+from typing import Any, TypeVar
 
 import trio
 
@@ -20,7 +23,19 @@ PRUNE_SECONDS = 60.0
 STEP = 2000
 """How many actors are looked at before others may run: a few milliseconds."""
 
+SLIM_BYTES, SLIM_RATIO = 1 << 16, 400
+"""A table is copied when it is larger than this, and takes so many bytes for each of its entries."""
+
 _USES = (Appended, CursorPut, CursorDropped, PartitionPut)
+
+
+_Table = TypeVar("_Table", bound=dict[int, Any])
+
+
+def slim(table: _Table) -> _Table:
+    """The table, copied when it has become much emptier than it was: a dictionary never gives room back by itself."""
+    size = sys.getsizeof(table)
+    return copy(table) if size > SLIM_BYTES and size > SLIM_RATIO * len(table) else table
 
 
 class Upkeep:
@@ -130,4 +145,10 @@ class Upkeep:
             self._prune_one(partition)
             if partition.idle:
                 packed.append(pid)
-        return directory.passivate(packed)
+        count = directory.passivate(packed)
+        for pid in packed:
+            self._windows.pop(pid, None)
+        if packed:
+            directory.active = slim(directory.active)
+            self._used, self._windows = slim(self._used), slim(self._windows)
+        return count
