@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -20,11 +19,10 @@ from .shapes import as_object, one_each
 from .subscription import Subscription
 from .tail import Begin, Gap, Tail
 from .transport import ANSWER_SECONDS, Wanted
+from .workers import Workers
 
 if TYPE_CHECKING:
     from .queen import Queen
-
-log = logging.getLogger("queen_actors.client")
 
 POP_WAIT_SECONDS = 30.0  # what `wait=True` means, and the longest that one call waits is a minute (messaging 7.2)
 POP_WAIT_SECONDS_MAX = 60.0
@@ -274,26 +272,20 @@ class Queue:
         *,
         group: str | None = None,
         limit: int | None = None,
+        workers: int = 1,
         credit: int | None = None,
         lease_seconds: int | None = None,
     ) -> None:
-        """Hand each message to `handler`, one after the other, until cancelled or after `limit` messages.
+        """Hand each message to `handler`, until cancelled or after `limit` messages; with `workers`, so many at once,
+        those of one partition one after the other in their order.
 
-        A handler that returns acks its message; one that raises nacks it, with the error, and the next one comes. For
-        concurrency run several `consume` in a nursery: each has partitions of its own.
+        A handler that returns acks its message; one that raises nacks it, with the error, and the next one comes. One
+        whose message's lease is lost is cancelled before it can ack: the message comes again.
         """
-        handled = 0
+        if workers < 1:
+            raise ValueError(f"workers must be 1 or more, not {workers}")
         async with self.subscribe(group=group, credit=credit, lease_seconds=lease_seconds) as messages:
-            while limit is None or handled < limit:
-                message = await messages.receive()
-                try:
-                    await handler(message)
-                except Exception as error:  # the user's code: a message that fails must not end the consumer
-                    log.warning("message %s of %s failed", message.transaction_id, message.queue, exc_info=error)
-                    await message.nack(error)
-                else:
-                    await message.ack()
-                handled += 1
+            await Workers(messages, handler, limit).run(workers)
 
     def dlq(self, group: str | None = None, *, limit: int = DLQ_PAGE, offset: int = 0) -> DeadLetters:
         """The queue's dead letters, newest first: `await queue.dlq(limit=10)`; also `.replay(id)` and `.purge()`."""

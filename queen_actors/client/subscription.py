@@ -51,6 +51,8 @@ class Subscription:
         self._live: OrderedDict[Lease, None] = OrderedDict()
         self._lost: OrderedDict[tuple[str, str | None], str] = OrderedDict()
         self._entered = self._left = False
+        self.on_lost: Callable[[str | None, str | None], None] | None = None
+        """Told of each lease that is lost, as `lost` is."""
 
     async def __aenter__(self) -> Self:
         if self._entered:
@@ -116,6 +118,8 @@ class Subscription:
         else:
             self._remember((lease_id, partition_id), reason)
             self._drop(lambda message: message.lease_id == lease_id and partition_id in (None, message.partition_id))
+        if self.on_lost is not None:
+            self.on_lost(lease_id, partition_id)
 
     def _remember(self, lease: tuple[str, str | None], reason: str) -> None:
         self._lost[lease] = reason
