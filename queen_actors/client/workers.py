@@ -71,9 +71,11 @@ class Workers:
             self._seeking.add(seeking)
             try:
                 while self._left is None or self._left > 0:
-                    message = self._take()
-                    if message is not None:
-                        return message
+                    # what is here already comes into its lane first, so that every partition has its turn
+                    if self._receiving or not self._messages.waiting:
+                        message = self._take()
+                        if message is not None:
+                            return message
                     await self._more()
             finally:
                 self._seeking.discard(seeking)
