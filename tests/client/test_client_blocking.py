@@ -158,7 +158,7 @@ def test_iterating_a_subscription(opens: Opens) -> None:
                     assert messages.lost_reason(message) is None
                     break
         assert seen == ["done", "bad", "open"]
-        (again,) = queue.pop()
+        (again,) = queue.pop(wait=5)
         assert (again.data, again.delivery_attempt) == ("open", 2)
         assert [one["errorMessage"] for one in queue.dlq().limit(10).get()["messages"]] == ["it is bad"]
         assert queen.renew([again])[0].success
