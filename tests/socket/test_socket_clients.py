@@ -10,11 +10,13 @@ import socket
 import struct
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 import pytest
 import trio
+from msgspec.structs import replace
 from socket_peer import acks, frame, items
 from trio_websocket import ConnectionClosed, HandshakeError, WebSocketConnection, open_websocket_url
 from websockets.exceptions import ConnectionClosed as WebSocketsClosed
@@ -38,13 +40,26 @@ class Server:
         self.shutdown = shutdown
 
 
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    async with running(MemoryStore(), SETTINGS) as broker, trio.open_nursery() as nursery:
+@asynccontextmanager
+async def serving(settings: Settings) -> AsyncIterator[Server]:
+    async with running(MemoryStore(), settings) as broker, trio.open_nursery() as nursery:
         shutdown = trio.Event()
-        (address,) = await nursery.start(partial(serve, broker, SETTINGS, shutdown=shutdown))
+        (address,) = await nursery.start(partial(serve, broker, settings, shutdown=shutdown))
         yield Server(broker, address.replace("http://", "ws://") + "/api/v1/ws", shutdown)
         nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with serving(SETTINGS) as found:
+        yield found
+
+
+@pytest.fixture
+async def patient() -> AsyncIterator[Server]:
+    """A server whose heartbeat a busy machine does not miss."""
+    async with serving(replace(SETTINGS, heartbeat_seconds=20)) as found:
+        yield found
 
 
 class Client:
@@ -230,14 +245,14 @@ async def test_resets_harm_nobody(server: Server) -> None:
         assert (await client.ask("push", items=[]))["ok"]
 
 
-async def test_a62_shutdown_with_many_sockets(server: Server) -> None:
+async def test_a62_shutdown_with_many_sockets(patient: Server) -> None:
     """A62. Every socket gets 1001, parked pops are answered, and the server is gone within its grace period."""
     async with trio.open_nursery() as nursery:
         codes: list[int] = []
         ready = trio.Semaphore(0)
 
         async def hold(n: int) -> None:
-            async with open_websocket_url(server.url) as connection:
+            async with open_websocket_url(patient.url) as connection:
                 client = Client(connection)
                 await client.event("welcome")
                 await client.ask("subscribe", sub="s", queue=f"q{n}")
@@ -256,9 +271,9 @@ async def test_a62_shutdown_with_many_sockets(server: Server) -> None:
             await ready.acquire()
         await trio.sleep(0.1)
         began = trio.current_time()
-        server.shutdown.set()
+        patient.shutdown.set()
     assert codes == [1001] * 20
     assert trio.current_time() - began < 3
     with pytest.raises((HandshakeError, OSError)):
-        async with open_websocket_url(server.url):
+        async with open_websocket_url(patient.url):
             raise AssertionError("the server still listens")
