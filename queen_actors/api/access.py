@@ -14,6 +14,8 @@ class Access(Enum):
     """What a route needs. A caller's role grants some of them; `PUBLIC` needs no caller at all."""
 
     PUBLIC = "public"
+    ANY = "any"
+    """A caller with any role: a WebSocket, whose requests each have a level of their own."""
     READ = "read"
     WRITE = "write"
     READ_WRITE = "read_write"

@@ -30,10 +30,10 @@ TOKEN_BYTES = 8192
 
 ROLES: Mapping[str, frozenset[Access]] = {
     "admin": frozenset(Access),
-    "read-write": frozenset({Access.PUBLIC, Access.READ, Access.WRITE, Access.READ_WRITE}),
-    "read-only": frozenset({Access.PUBLIC, Access.READ}),
-    "write-only": frozenset({Access.PUBLIC, Access.WRITE}),
-    "produce-only": frozenset({Access.PUBLIC, Access.WRITE}),
+    "read-write": frozenset({Access.PUBLIC, Access.ANY, Access.READ, Access.WRITE, Access.READ_WRITE}),
+    "read-only": frozenset({Access.PUBLIC, Access.ANY, Access.READ}),
+    "write-only": frozenset({Access.PUBLIC, Access.ANY, Access.WRITE}),
+    "produce-only": frozenset({Access.PUBLIC, Access.ANY, Access.WRITE}),
 }
 """What each role grants. `produce-only` is another word for the reference's `write-only`."""
 

@@ -258,7 +258,7 @@ class Session:
 
     async def _auth(self, frame: Frame) -> Reply:
         headers = {**self._headers, "authorization": f"Bearer {wire.parse_token(frame)}"}
-        caller = await self._authorize(Request("GET", b"/api/v1/ws", headers=headers), Access.READ)
+        caller = await self._authorize(Request("GET", b"/api/v1/ws", headers=headers), Access.ANY)
         self._headers, self._known, self._expires = headers, True, caller.expires
         self._identified.set()
         return value_reply({"authenticated": True})

@@ -69,6 +69,28 @@ async def test_a_socket_with_a_header(url: str) -> None:
         await works(connection)
 
 
+async def test_a_socket_for_producing_only(url: str) -> None:
+    """A role that may only push connects and pushes; a pop and a tail over the same socket are 403."""
+    headers = [("Authorization", f"Bearer {token(role='produce-only')}")]
+    async with open_websocket_url(f"{url.replace('http', 'ws')}/api/v1/ws", extra_headers=headers) as connection:
+        assert (await ask(connection, "push", items=[{"queue": "q", "payload": 1}]))["ok"] is True
+        assert (await ask(connection, "pop", queue="q"))["status"] == 403
+        assert (await ask(connection, "tail", sub="t", queue="q"))["status"] == 403
+
+
+async def test_a_socket_with_a_role_that_is_none(url: str) -> None:
+    """A token that holds and grants nothing opens nothing."""
+    upgrade = {
+        "connection": "Upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-version": "13",
+        "sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA==",
+        "authorization": f"Bearer {token(role='guest')}",
+    }
+    async with httpx.AsyncClient(trust_env=False) as client:
+        assert (await client.get(f"{url}/api/v1/ws", headers=upgrade)).status_code == 403
+
+
 async def test_a_socket_with_a_subprotocol(url: str) -> None:
     """As browsers must; only `queen.v1` is echoed."""
     offered = ["queen.v1", f"bearer.{base64.urlsafe_b64encode(token().encode()).rstrip(b'=').decode()}"]
