@@ -130,10 +130,12 @@ class Pops:
 
         What was committed at its delivery (autoAck) cannot be given back: a caller who is cancelled gets it first.
         """
-        committed = bool(reply.claims) and not reply.lease_id
         try:
-            with trio.CancelScope(shield=committed):
+            if reply.lease_id or not reply.claims:
                 await self._core.log.durable()
+            else:
+                with trio.CancelScope(shield=True):
+                    await self._core.log.durable()
         except BaseException:
             self._acks.withdraw(reply.lease_id)
             raise
