@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -244,15 +245,16 @@ async def test_a_cancelled_caller_holds_nothing() -> None:
     async with house(faults=Faults(latency=0.5)) as hall:
         held = await locks(hall, op="acquire", ttlSeconds=600, owner="w1")
         for released in (False, True):
-            with trio.CancelScope() as scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(hall.broker.acquire, Acquire("l", 10_000_000, "w2"), 60_000_000)
-                    await trio.sleep(1)
-                    if released:
-                        assert (await locks(hall, op="release", token=held["token"]))["released"]
-                        await trio.sleep(0.1)  # the grant is on its way to the disk
-                        assert hall.broker._core.directory.lock("l").slots[0].value == b'{"owner":"w2"}'
-                    scope.cancel()
+            async with trio.open_nursery() as nursery:
+                with trio.CancelScope() as scope:
+                    async with trio.open_nursery() as waiting:
+                        waiting.start_soon(hall.broker.acquire, Acquire("l", 10_000_000, "w2"), 60_000_000)
+                        await trio.sleep(1)
+                        if released:
+                            nursery.start_soon(partial(locks, hall, op="release", token=held["token"]))
+                            await trio.sleep(0.1)  # the grant is on its way to the disk, with the release or behind it
+                            assert hall.broker._core.directory.lock("l").slots[0].value == b'{"owner":"w2"}'
+                        scope.cancel()
             await trio.sleep(2)
             assert [holder["owner"] for holder in await get(hall)] == ([] if released else ["w1"])
             assert hall.broker._locks._lines == {}
