@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import trio
 
+from queen_actors.client.cancellation import is_cancellation
 from queen_actors.errors import Unavailable
 
 log = logging.getLogger("queen_actors.blocking")
@@ -94,9 +95,9 @@ class Portal:
             with scope:
                 try:
                     future.set_result(await function())
-                except trio.Cancelled:
-                    raise
                 except BaseException as error:  # the boundary: it belongs to the caller's thread
+                    if is_cancellation(error):
+                        raise
                     future.set_exception(error)
             if not future.done():
                 future.set_exception(Unavailable(f"the call was cancelled: {self._ended or 'it was interrupted'}"))

@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 
 import trio
 
+from queen_actors.client.cancellation import is_cancellation
 from queen_actors.errors import QueenError, Unavailable
 
 from .durations import Duration, seconds_of, whole_seconds
@@ -152,8 +153,9 @@ class Lock:
                 async with self._calling:
                     if self.held or await self._acquire_once():
                         return True
-            except trio.Cancelled:
-                self.undo_later()
+            except BaseException as error:
+                if is_cancellation(error):
+                    self.undo_later()
                 raise
             left = deadline - trio.current_time()
             if left <= 0:

@@ -1,0 +1,12 @@
+"""Telling a cancellation from a failure."""
+
+from __future__ import annotations
+
+import trio
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Cancelled, bare or as a nursery wraps it (Trio's own `open_tcp_stream` has one): it is for a scope to take."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(trio.Cancelled)[1] is None
+    return isinstance(error, trio.Cancelled)
