@@ -54,13 +54,18 @@ async def push(wire: Wire, round_: int) -> Any:
     return await wire.ok("POST", "/api/v1/push", {"items": items}, status=201)
 
 
+async def tick(wire: Wire) -> None:
+    """The log goes on, so that it rolls."""
+    for _ in range(6):
+        await wire.put("tick", "y" * 50_000)
+    await trio.sleep(0.5)
+
+
 async def settled(wire: Wire, path: Path) -> None:
     """Until the upkeep has dropped every segment but those of the last moments."""
     with trio.fail_after(120):  # a busy machine builds a segment in seconds
         while busy(path):
-            for _ in range(6):
-                await wire.put("tick", "y" * 50_000)  # the log goes on, so that it rolls
-            await trio.sleep(0.5)
+            await tick(wire)
 
 
 @pytest.mark.slow
@@ -93,7 +98,10 @@ async def test_a_queue_that_is_churned_stays_small(tmp_path: Path) -> None:
         assert (await wire.ok("GET", "/api/v1/resources/queues/q/sizes"))["partitions"] == {
             f"p{n}": 0 for n in range(5)
         }
-    assert payloads(path) == 0
+    with trio.fail_after(120):
+        while payloads(path):  # on a busy machine the last moments may be those of the messages: the log goes on
+            async with opened(path) as (wire, _):
+                await tick(wire)
     async with opened(path) as (wire, _):
         again = await push(wire, 0)
         assert {row["status"] for row in again} == {"duplicate"}
