@@ -45,6 +45,14 @@ def busy(path: Path) -> bool:
     return len(list(path.glob("segment-*"))) > 3 or len(list(path.glob("journal-*"))) > 2
 
 
+def holds_messages(path: Path) -> bool:
+    """`payloads` beside the running broker, which may drop a segment while it is looked at."""
+    try:
+        return payloads(path) > 0
+    except (duckdb.Error, OSError):
+        return True
+
+
 async def push(wire: Wire, round_: int) -> Any:
     """100 messages of half a KiB."""
     items = [
@@ -62,9 +70,9 @@ async def tick(wire: Wire) -> None:
 
 
 async def settled(wire: Wire, path: Path) -> None:
-    """Until the upkeep has dropped every segment but those of the last moments."""
+    """Until the upkeep has dropped every segment but those of the last moments, and these hold no message."""
     with trio.fail_after(120):  # a busy machine builds a segment in seconds
-        while busy(path):
+        while busy(path) or holds_messages(path):
             await tick(wire)
 
 
@@ -98,10 +106,7 @@ async def test_a_queue_that_is_churned_stays_small(tmp_path: Path) -> None:
         assert (await wire.ok("GET", "/api/v1/resources/queues/q/sizes"))["partitions"] == {
             f"p{n}": 0 for n in range(5)
         }
-    with trio.fail_after(120):
-        while payloads(path):  # on a busy machine the last moments may be those of the messages: the log goes on
-            async with opened(path) as (wire, _):
-                await tick(wire)
+    assert payloads(path) == 0
     async with opened(path) as (wire, _):
         again = await push(wire, 0)
         assert {row["status"] for row in again} == {"duplicate"}

@@ -9,7 +9,6 @@ import os
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
-from statistics import median
 
 import pytest
 import trio
@@ -21,9 +20,8 @@ from .peer import Peer, connected
 
 KILLS = int(os.environ.get("QUEEN_ACTORS_KILLS", "20"))
 READY_SECONDS = 5.0
-"""How soon it starts by itself; the median counts, because the machine may do something else now and then."""
+"""A66: how soon it starts by itself, every time."""
 ROWS = 100_000
-ROWS_KILLS = 5
 ROWS_READY_SECONDS = 3.0
 
 
@@ -40,7 +38,7 @@ async def test_kills_break_no_promise(tmp_path: Path) -> None:
     assert summary.kills + summary.points.total() >= KILLS, told
     assert summary.points.total() >= KILLS // 4, told
     assert summary.acknowledged > 30 * KILLS, told
-    assert median(summary.ready) < READY_SECONDS, told
+    assert max(summary.ready) < READY_SECONDS, told
     names = [name for _, _, files in os.walk(tmp_path) for name in files]
     assert any(name.startswith("segment-") for name in names), names
     assert any(name.startswith("snapshot-") for name in names), names
@@ -55,8 +53,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 @pytest.mark.slow
 async def test_ready_soon_after_a_kill_with_many_rows(node: Node) -> None:
-    """At 100,000 rows that no file but the journal holds, it is ready within 3 s of its start, with all of them. The
-    best of some kills counts: the machine may do something else meanwhile."""
+    """At 100,000 rows that no file but the journal holds, it is ready within 3 s of its start, with all of them."""
     await trio.to_thread.run_sync(node.start)
     async with connected(node.port, History(), 0) as peer:
         for first in range(0, ROWS, 1000):
@@ -65,14 +62,12 @@ async def test_ready_soon_after_a_kill_with_many_rows(node: Node) -> None:
                 for number in range(first, first + 1000)
             ]
             assert (await peer.call("push", {"items": items})).acknowledged
-    taken: list[float] = []
-    while len(taken) < ROWS_KILLS and min(taken, default=ROWS_READY_SECONDS) >= ROWS_READY_SECONDS:
-        node.kill()
-        taken.append(await trio.to_thread.run_sync(node.start))
+    node.kill()
+    taken = await trio.to_thread.run_sync(node.start)
     async with connected(node.port, History(), READER) as peer:
         assert await _numbers(peer) == list(range(ROWS))
-    print(f"ready in {min(taken):.2f} s at {ROWS} rows, of {len(taken)} kills")
-    assert min(taken) < ROWS_READY_SECONDS
+    print(f"ready in {taken:.2f} s at {ROWS} rows")
+    assert taken < ROWS_READY_SECONDS
 
 
 async def _numbers(peer: Peer) -> list[int]:
