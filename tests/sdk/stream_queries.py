@@ -10,7 +10,8 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -123,18 +124,36 @@ def _expected(waves: int) -> dict[str, Total]:
     return totals
 
 
+@contextmanager
+def _cut_requests() -> Iterator[list[str]]:
+    """The requests of this process that got no answer, as they happen. The SDK repeats them by itself, so it need not
+    report one."""
+    cut: list[str] = []
+    send = httpx.AsyncClient.send
+
+    async def counted(client: httpx.AsyncClient, request: httpx.Request, **options: Any) -> httpx.Response:
+        try:
+            return await send(client, request, **options)
+        except httpx.TransportError as error:
+            if request.url.path != "/health":  # that is the scenario, which waits for the server
+                cut.append(f"{request.method} {request.url.path}: {error!r}")
+            raise
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpx.AsyncClient, "send", counted)
+        yield cut
+
+
 async def windows_and_reductions(queen: Queen) -> None:
     """A tumbling, a sliding and a session window and a keyed aggregate over one source, through two kills: every
     window comes out once, and its count and sum are exact."""
     url = _url(queen)
     await queen.queue("w-source").config({"leaseTime": 2}).create()
-    errors: list[str] = []
     options = {
         "url": url,
         "batch_size": 7,
         "max_wait_millis": 200,
         "subscription_mode": "all",
-        "on_error": lambda error, context: errors.append(f"{context['phase']}: {error}"),
     }
 
     def source() -> Stream:
@@ -164,11 +183,12 @@ async def windows_and_reductions(queen: Queen) -> None:
 
     await _push(queen, "w-source", _events(0))
     await progress(8)
-    await _kill_the_server(queen)
-    await _push(queen, "w-source", _events(1))
-    await progress(24)
-    await _kill_the_server(queen)
-    await _push(queen, "w-source", _events(2))
+    with _cut_requests() as cut:
+        await _kill_the_server(queen)
+        await _push(queen, "w-source", _events(1))
+        await progress(24)
+        await _kill_the_server(queen)
+        await _push(queen, "w-source", _events(2))
     closing = {"t": LATER, "user": "nobody", "amount": 0}
     await _push(queen, "w-source", {partition: [closing] for partition in PARTITIONS})
 
@@ -179,7 +199,7 @@ async def windows_and_reductions(queen: Queen) -> None:
     await asyncio.sleep(1.5)  # the last window of the clock, and its flush
     for runner in runners:
         await runner.stop()
-    assert errors, "the kills were felt"
+    assert cut, "the kills were felt"
     expected = _expected(3)
     for name, total in expected.items():
         rows = [m["data"] for m in await _drained(queen, f"w-{name}") if m["data"]["start"] < LATER - 10_000]
