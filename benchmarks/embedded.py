@@ -100,7 +100,11 @@ class EmbeddedFace:
         self._broker = broker
 
     @asynccontextmanager
-    async def client(self) -> AsyncGenerator[Client]:
+    async def clients(self, count: int) -> AsyncGenerator[list[Client]]:
+        yield [EmbeddedClient(self._broker) for _ in range(count)]
+
+    @asynccontextmanager
+    async def producer(self) -> AsyncGenerator[Client]:
         yield EmbeddedClient(self._broker)
 
     @asynccontextmanager

@@ -70,7 +70,13 @@ class Consumer(Protocol):
 class Face(Protocol):
     """A running broker, and how to reach it."""
 
-    def client(self) -> AbstractAsyncContextManager[Client]: ...
+    def clients(self, count: int) -> AbstractAsyncContextManager[list[Client]]:
+        """So many callers, each called by one task. Who is alone may block its thread: nothing else runs in it."""
+        ...
+
+    def producer(self) -> AbstractAsyncContextManager[Client]:
+        """A caller beside whom others run."""
+        ...
 
     def consumer(
         self, queue: str, group: str | None, *, batch: int, partitions: int

@@ -14,7 +14,7 @@ from pathlib import Path
 import trio
 from faces import hold
 from msgspec import Struct
-from wire import Http
+from transports import Http, wire
 
 START_SECONDS = 300.0  # a log with a million partitions takes its time
 
@@ -37,8 +37,8 @@ class Served(Struct, frozen=True):
     @asynccontextmanager
     async def connect(self) -> AsyncGenerator[Http]:
         """A connection of one's own."""
-        async with await trio.open_tcp_stream("127.0.0.1", self.port) as stream:
-            yield Http(stream)
+        async with wire(self.port, alone=False) as one:
+            yield Http(one)
 
     def rss(self) -> int:
         """Resident memory now, in bytes."""

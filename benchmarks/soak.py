@@ -21,7 +21,8 @@ from faces import hold
 from measure import payload
 from msgspec import Raw, Struct
 from served import Served, serving
-from wire import Http, WireClient, acknowledgments
+from transports import Http
+from wire import WireClient, acknowledgments
 
 MIB = 1024 * 1024
 SAMPLE_SECONDS, PRINT_SECONDS = 2.0, 30.0

@@ -8,121 +8,18 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any, Protocol
-from urllib.parse import urlencode
+from typing import Any
 
 import msgspec
 import trio
 from faces import LIFETIME_SECONDS, POLL_SECONDS, WAIT_SECONDS, Client, Consumer, Message, hold
-from httptools import HttpResponseParser
 from msgspec import Raw
-from trio_websocket import WebSocketConnection, open_websocket_url
+from transports import Http, Socket, Transport, pipeline, upgraded, wire
 
 from queen_actors.values import SECOND, parse_instant
-
-
-class Transport(Protocol):
-    """One connection, one request at a time."""
-
-    async def call(self, op: str, body: dict[str, Any]) -> Any:
-        """The answer's body, decoded; None when it has none."""
-        ...
-
-
-PATHS = {
-    "push": "/api/v1/push",
-    "ack": "/api/v1/ack/batch",
-    "transaction": "/api/v1/transaction",
-    "kv": "/api/v1/kv",
-    "locks": "/api/v1/locks",
-    "timers": "/api/v1/timers",
-}
-
-
-class Http:
-    """HTTP/1.1 over one kept connection."""
-
-    def __init__(self, stream: trio.abc.Stream) -> None:
-        self._stream = stream
-        self._parser = HttpResponseParser(self)
-        self._parts: list[bytes] = []
-        self._complete = False
-
-    def on_body(self, part: bytes) -> None:
-        self._parts.append(part)
-
-    def on_message_complete(self) -> None:
-        self._complete = True
-
-    async def call(self, op: str, body: dict[str, Any]) -> Any:
-        if op == "pop":
-            queue = body.pop("queue")
-            head = f"GET /api/v1/pop/queue/{queue}?{urlencode(body)} HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        else:
-            return await self.post(PATHS[op], body)
-        return await self._exchange(head.encode())
-
-    async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Any other route."""
-        content = msgspec.json.encode(body)
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(content)}\r\n\r\n"
-        )
-        return await self._exchange(head.encode() + content)
-
-    async def _exchange(self, request: bytes) -> Any:
-        await self._stream.send_all(request)
-        self._parts, self._complete = [], False
-        while not self._complete:
-            received = await self._stream.receive_some()
-            hold(bool(received))
-            self._parser.feed_data(received)
-        hold(self._parser.get_status_code() < 300, b"".join(self._parts))
-        return msgspec.json.decode(b"".join(self._parts)) if self._parts else None
-
-
-class WebSocket:
-    """One socket. What comes between a request and its reply is kept for `event`."""
-
-    def __init__(self, connection: WebSocketConnection) -> None:
-        self._connection = connection
-        self._events: deque[Any] = deque()
-
-    async def call(self, op: str, body: dict[str, Any]) -> Any:
-        await self._send("call", op, body)
-        while True:
-            frame = await self._receive()
-            if frame.get("id") == "call":
-                return frame["body"]
-
-    async def tell(self, op: str, body: dict[str, Any]) -> None:
-        """Send a request, and check its reply when it comes, while waiting for something else."""
-        await self._send("told", op, body)
-
-    async def event(self, name: str) -> Any:
-        """The next event of this name; others are passed over."""
-        while True:
-            frame = self._events.popleft() if self._events else await self._receive()
-            if frame.get("event") == name:
-                return frame
-
-    async def _send(self, ident: str, op: str, body: dict[str, Any]) -> None:
-        await self._connection.send_message(msgspec.json.encode({"id": ident, "op": op, **body}).decode())
-
-    async def _receive(self) -> Any:
-        frame = msgspec.json.decode(await self._connection.get_message())
-        if "event" in frame:
-            self._events.append(frame)
-            return {}
-        hold(frame["ok"], frame)
-        if frame["id"] == "told":
-            hold(all(entry["success"] for entry in frame["body"]))
-        return frame
 
 
 class WireClient:
@@ -238,7 +135,7 @@ class PoppingConsumer:
 class SubscribedConsumer:
     """Acks go out without waiting for their replies, which are checked as they come: the credit bounds how many."""
 
-    def __init__(self, socket: WebSocket, group: str | None) -> None:
+    def __init__(self, socket: Socket, group: str | None) -> None:
         self._socket = socket
         self._group = group
 
@@ -263,40 +160,52 @@ def _messages(reply: Any) -> list[Message]:
 
 
 class HttpFace:
-    def __init__(self, address: str) -> None:
-        self._port = int(address.rpartition(":")[2])
+    """A connection for each client."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
 
     @asynccontextmanager
-    async def _client(self) -> AsyncGenerator[WireClient]:
-        async with await trio.open_tcp_stream("127.0.0.1", self._port) as stream:
-            yield WireClient(Http(stream))
+    async def clients(self, count: int) -> AsyncGenerator[list[Client]]:
+        async with AsyncExitStack() as stack:
+            wires = [await stack.enter_async_context(wire(self._port, alone=count == 1)) for _ in range(count)]
+            yield [WireClient(Http(one)) for one in wires]
 
-    def client(self) -> AbstractAsyncContextManager[Client]:
-        return self._client()
+    @asynccontextmanager
+    async def producer(self) -> AsyncGenerator[Client]:
+        async with wire(self._port, alone=False) as one:
+            yield WireClient(Http(one))
 
     @asynccontextmanager
     async def consumer(self, queue: str, group: str | None, *, batch: int, partitions: int) -> AsyncGenerator[Consumer]:
-        async with self._client() as client:
-            yield PoppingConsumer(client, queue, group, batch, partitions)
+        async with wire(self._port, alone=False) as one:
+            yield PoppingConsumer(WireClient(Http(one)), queue, group, batch, partitions)
 
 
 class WebSocketFace:
-    def __init__(self, address: str) -> None:
-        self._url = f"ws{address.removeprefix('http')}/api/v1/ws"
+    """One socket that all clients share; consumers have one each."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
 
     @asynccontextmanager
-    async def _socket(self) -> AsyncGenerator[WebSocket]:
-        async with open_websocket_url(self._url, subprotocols=["queen.v1"], max_message_size=1 << 24) as connection:
-            yield WebSocket(connection)
+    async def clients(self, count: int) -> AsyncGenerator[list[Client]]:
+        if count == 1:
+            async with wire(self._port, alone=True) as one:
+                yield [WireClient(Socket(one, await upgraded(one)))]
+        else:
+            async with pipeline(self._port) as shared:
+                yield [WireClient(shared) for _ in range(count)]
 
     @asynccontextmanager
-    async def client(self) -> AsyncGenerator[Client]:
-        async with self._socket() as socket:
-            yield WireClient(socket)
+    async def producer(self) -> AsyncGenerator[Client]:
+        async with wire(self._port, alone=False) as one:
+            yield WireClient(Socket(one, await upgraded(one)))
 
     @asynccontextmanager
     async def consumer(self, queue: str, group: str | None, *, batch: int, partitions: int) -> AsyncGenerator[Consumer]:
-        async with self._socket() as socket:
+        async with wire(self._port, alone=False) as one:
+            socket = Socket(one, await upgraded(one))
             subscribe = {
                 "sub": "s",
                 "queue": queue,
@@ -311,8 +220,8 @@ class WebSocketFace:
 
 
 @asynccontextmanager
-async def server(directory: str) -> AsyncGenerator[str]:
-    """A server over `directory` on a free port; its address."""
+async def server(directory: str) -> AsyncGenerator[int]:
+    """A server over `directory`; its port."""
     command = [sys.executable, "-m", "queen_actors", "serve", "--port", "0", "--data", directory]
     async with trio.open_nursery() as nursery:
         process = await nursery.start(partial(trio.run_process, command, stdout=subprocess.PIPE, check=False))
@@ -323,20 +232,20 @@ async def server(directory: str) -> AsyncGenerator[str]:
                     part = await process.stdout.receive_some()
                     hold(bool(part))
                     line += part
-            found = re.search(r"http://\S+", line.decode())
+            found = re.search(r"http://\S+:(\d+)", line.decode())
             assert found is not None
-            yield found[0]
+            yield int(found[1])
         finally:
             process.terminate()
 
 
 @asynccontextmanager
 async def http(directory: str) -> AsyncGenerator[HttpFace]:
-    async with server(directory) as address:
-        yield HttpFace(address)
+    async with server(directory) as port:
+        yield HttpFace(port)
 
 
 @asynccontextmanager
 async def websocket(directory: str) -> AsyncGenerator[WebSocketFace]:
-    async with server(directory) as address:
-        yield WebSocketFace(address)
+    async with server(directory) as port:
+        yield WebSocketFace(port)

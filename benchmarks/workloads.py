@@ -40,15 +40,11 @@ FACES: dict[str, Callable[[str], AbstractAsyncContextManager[Face]]] = {
 """How each face is opened, over a data directory."""
 
 
-async def clients(face: Face, stack: AsyncExitStack, count: int) -> list[Client]:
-    return [await stack.enter_async_context(face.client()) for _ in range(count)]
-
-
 async def push(face: Face, seconds: float, *, callers: int, batch: int) -> dict[str, Any]:
     """W1, W2, W3: push, `batch` messages a call, each caller to a partition of its own."""
-    async with AsyncExitStack() as stack:
-        calls: list[Call] = []
-        for number, client in enumerate(await clients(face, stack, callers)):
+    calls: list[Call] = []
+    async with face.clients(callers) as everyone:
+        for number, client in enumerate(everyone):
             to = [f"p{number}"] * batch
             calls.append(lambda _, client=client, to=to: client.push("s", to, PAYLOAD))  # type: ignore[misc]
         return await closed_loop(calls, seconds, per_call=batch, warm=20 if batch == 1 else 3)
@@ -58,7 +54,7 @@ async def latency(face: Face, seconds: float) -> dict[str, Any]:
     """W4: push, receive, ack, one message at a time; the latency is from the push to the receipt."""
     latencies: list[float] = []
     async with AsyncExitStack() as stack:
-        (producer,) = await clients(face, stack, 1)
+        producer = await stack.enter_async_context(face.producer())
         consumer = await stack.enter_async_context(face.consumer("s", None, batch=1, partitions=1))
         start = time.perf_counter()
         while (sent := time.perf_counter()) < start + seconds:
@@ -73,7 +69,7 @@ async def latency(face: Face, seconds: float) -> dict[str, Any]:
 async def throughput(face: Face, seconds: float, *, groups: int, partitions: int = 1) -> dict[str, Any]:
     """W4, W5, W9: batches of 100 from the producer to each group and its ack; `partitions` are walked in turn."""
     async with AsyncExitStack() as stack:
-        (producer,) = await clients(face, stack, 1)
+        producer = await stack.enter_async_context(face.producer())
         place = 0
 
         async def produce() -> int:
@@ -103,9 +99,8 @@ async def throughput(face: Face, seconds: float, *, groups: int, partitions: int
 
 async def keys(face: Face, seconds: float, *, op: str, callers: int) -> dict[str, Any]:
     """W6: one key operation a call: put, get, a conditional put (cas), a counter, a counter with a ceiling."""
-    async with AsyncExitStack() as stack:
-        calls: list[Call] = []
-        everyone = await clients(face, stack, callers)
+    calls: list[Call] = []
+    async with face.clients(callers) as everyone:
         for number in range(200):
             await everyone[0].put(f"k{number}", PAYLOAD)
         for number, client in enumerate(everyone):
@@ -133,14 +128,14 @@ def _key_call(client: Client, op: str, number: int) -> Call:
 async def lock(face: Face, seconds: float, *, callers: int) -> dict[str, Any]:
     """W7: acquire and release one lock; who finds it held tries again after 10 ms."""
     tokens: list[int] = []
-    async with AsyncExitStack() as stack:
+    async with face.clients(callers) as everyone:
 
         async def cycle(client: Client, _: int) -> None:
             token = await client.acquire("a")
             tokens.append(token)
             await client.release("a", token)
 
-        calls: list[Call] = [partial(cycle, client) for client in await clients(face, stack, callers)]
+        calls: list[Call] = [partial(cycle, client) for client in everyone]
         line = await closed_loop(calls, seconds, warm=1)
     if tokens != sorted(set(tokens)):
         raise AssertionError("a token came twice, or fell")
@@ -149,8 +144,7 @@ async def lock(face: Face, seconds: float, *, callers: int) -> dict[str, Any]:
 
 async def step(face: Face, seconds: float, *, callers: int) -> dict[str, Any]:
     """W8: take a message; then, in one transaction, ack it, change a key conditionally and push another message."""
-    async with AsyncExitStack() as stack:
-        everyone = await clients(face, stack, callers)
+    async with face.clients(callers) as everyone:
         # More than the steps that the time allows, spread so that each caller finds a partition that is not leased
         for first in range(0, 60_000, 1000):
             to = [f"p{number % (2 * callers)}" for number in range(first, first + 1000)]
@@ -174,7 +168,7 @@ async def timers(face: Face, seconds: float) -> dict[str, Any]:
     pending, due, span_ms, far_ms = 100_000, 2_000, 5_000, 86_400_000
     lateness: list[float] = []
     async with AsyncExitStack() as stack:
-        (client,) = await clients(face, stack, 1)
+        client = await stack.enter_async_context(face.producer())
         start = time.perf_counter()
         for first in range(0, pending - due, 256):
             some = range(first, min(first + 256, pending - due))
