@@ -11,15 +11,23 @@ from pathlib import Path
 
 import httpx
 
-START_SECONDS = 20.0
+START_SECONDS = 60.0
+_reserved: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody else gets for as long as this process runs, and on which a server of ours can listen, again
+    and again.
+
+    It stays bound, with SO_REUSEADDR and without a listener. A port that were let go could be given to whoever connects
+    somewhere meanwhile, or even to a client that tries to reach the server which is not there: connected to itself, it
+    would hold the port against the server."""
+    reservation = socket.socket()
+    reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reservation.bind(("127.0.0.1", 0))
+    _reserved.append(reservation)
+    port: int = reservation.getsockname()[1]
+    return port
 
 
 class ServerProcess:

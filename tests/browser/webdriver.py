@@ -31,7 +31,7 @@ FLAGS = (
     "--disable-crash-reporter",
     "--window-size=1100,900",
 )
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key under which WebDriver hands out elements
 
 
