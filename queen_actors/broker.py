@@ -40,7 +40,19 @@ from .actors.watch import Watch, Watches
 from .config import Settings
 from .domain import cursor as cursor_rules
 from .domain.cursor import Ack, AckOutcome, LeaseEnd, LeaseExtended, PopReply, PopRequest
-from .domain.effects import Appended, Effect, KvDropped, KvPut, QueueDropped, QueuePut, TimerDropped, TimerPut
+from .domain.effects import (
+    Appended,
+    CursorDropped,
+    CursorPut,
+    Effect,
+    KvDropped,
+    KvPut,
+    PartitionPut,
+    QueueDropped,
+    QueuePut,
+    TimerDropped,
+    TimerPut,
+)
 from .domain.kv import KvOp, KvResult, Precondition
 from .domain.locks import Acquire, LockOp, LockResult
 from .domain.partition import PushItem, PushOutcome
@@ -107,12 +119,12 @@ class Broker:
         self._upkeep = Upkeep(core)
         self._retention = Retention(core, self._producers)
         self._observers = _by_kind(
-            (self._acks.observe, None),
+            (self._acks.observe, (CursorPut, CursorDropped, QueueDropped)),
             (self._pops.ready.observe, None),
             (self._keys.observe, (KvPut, KvDropped)),
             (self._locks.observe, (KvPut, KvDropped)),
             (self._timers.observe, (TimerPut, TimerDropped)),
-            (self._upkeep.observe, None),
+            (self._upkeep.observe, (Appended, CursorPut, CursorDropped, PartitionPut)),
             (self._retention.observe, (Appended, QueuePut, QueueDropped)),
             (self.arrivals.observe, (Appended,)),
             (self._tails.observe, (Appended,)),
@@ -357,7 +369,7 @@ class Broker:
         )
         self.clock.advance_to(max(recovered.last_instant, core.directory.last_instant))
         core.log.restart(recovered.position)
-        core.directory.observe = self._observe
+        core.directory.observers = self._observers
         self._acks.reset()
         self._pops.ready.reset()
         self._keys.reset()
@@ -368,10 +380,6 @@ class Broker:
         self.arrivals.wake_all()
         self._tails.reset()
         self._watches.reset()
-
-    def _observe(self, effect: Effect) -> None:
-        for observe in self._observers[type(effect)]:
-            observe(effect)
 
     async def run(self) -> None:
         """Write the log, and do the background work, until `close`. Whatever it raises is fatal: the broker stops, and
@@ -405,7 +413,7 @@ class Broker:
     async def _reload(self) -> None:
         """The disk refused a group that is applied in memory: read the state again from what is durable."""
         core = self._core
-        core.directory.observe = lambda effect: None
+        core.directory.observers = {}
         await core.store.close()
         core.directory.clear()
         core.directory.opened_at = self.clock.now()

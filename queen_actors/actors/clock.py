@@ -42,6 +42,11 @@ class TrioClock:
             await trio.sleep(left / SECOND)
 
 
+_COUNTER = tuple(f"{count:03x}" for count in range(4096))
+_VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
+_POOL = 256
+
+
 class RandomIds:
     """UUIDs of version 7: the millisecond, a counter within it, and random bits. Seeded, a run can be repeated."""
 
@@ -50,6 +55,8 @@ class RandomIds:
         self._last = 0
         self._millisecond = -1
         self._beginning = ""
+        self._endings: list[str] = []
+        """Random bits of ids to come, spelled: made many at a time, one costs a fifth of what it does alone."""
 
     def uuid(self, now: int) -> str:
         # 48 bits of milliseconds, 12 bits that carry on where the last id stopped, 62 random bits
@@ -59,9 +66,16 @@ class RandomIds:
             self._millisecond = last >> 12
             text = f"{self._millisecond:012x}"
             self._beginning = f"{text[:8]}-{text[8:]}-7"
-        tail = self._random.getrandbits(62)
-        variant, node = 0x8000 | tail >> 48, tail & 0xFFFFFFFFFFFF
-        return f"{self._beginning}{last & 0xFFF:03x}-{variant:04x}-{node:012x}"
+        if not self._endings:
+            self._spell()
+        return self._beginning + _COUNTER[last & 0xFFF] + self._endings.pop()
+
+    def _spell(self) -> None:
+        digits = self._random.randbytes(8 * _POOL).hex()
+        self._endings = [
+            f"-{_VARIANT[digits[at]]}{digits[at + 1 : at + 4]}-{digits[at + 4 : at + 16]}"
+            for at in range(0, 16 * _POOL, 16)
+        ]
 
     def choose(self, below: int) -> int:
         return self._random.randrange(below)

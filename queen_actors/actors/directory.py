@@ -7,7 +7,7 @@ was there (`Recovery` in `ports.py`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from queen_actors.domain import effects as fx
@@ -24,15 +24,12 @@ from queen_actors.values import LOCKS_NAMESPACE, SECOND
 Observer = Callable[[fx.Effect], None]
 
 
-def _ignore(_: fx.Effect) -> None:
-    """Nobody watches while the log is read back."""
-
-
 class Directory:
     """What the log says. Reading is free; every change goes through `apply`."""
 
     def __init__(self) -> None:
-        self.observe: Observer = _ignore
+        self.observers: Mapping[type[fx.Effect], tuple[Observer, ...]] = {}
+        """Who is told of each kind of effect, in this order; nobody while the log is read back."""
         self.opened_at = 0
         self.clear()
         self._apply: dict[type, Callable[[Any], None]] = {
@@ -130,13 +127,15 @@ class Directory:
         """Apply one step that the log has taken."""
         self.counters = entry.counters
         self.last_instant = entry.now
-        apply, observe = self._apply, self.observe
+        apply, observers = self._apply, self.observers
         for effect in entry.effects:
-            apply[type(effect)](effect)
-            observe(effect)
+            kind = type(effect)
+            apply[kind](effect)
+            for observe in observers.get(kind, ()):
+                observe(effect)
 
     def _appended(self, effect: fx.Appended) -> None:
-        partition = self.partition(effect.pid)
+        partition = self.active.get(effect.pid) or self.partition(effect.pid)
         assert partition is not None, "messages are appended to a partition that exists"
         partition.append(effect.records)
 

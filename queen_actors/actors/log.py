@@ -112,7 +112,8 @@ class Log:
         size = 64
         for effect in entry.effects:
             if type(effect) is Appended:
-                size += sum([len(record.payload) for record in effect.records]) + 128 * len(effect.records)
+                for record in effect.records:
+                    size += 128 + len(record.payload)
             elif type(effect) is StreamRowPut:
                 size += len(effect.value) + 256
             else:

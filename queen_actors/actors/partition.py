@@ -42,11 +42,10 @@ class Producers:
             places.setdefault((item.queue, item.partition), []).append(place)
         if len(places) == 1:
             return self._into(draft, items[0].queue, items[0].partition, items)
+        if len(places) == len(items):
+            return [self._into(draft, item.queue, item.partition, (item,))[0] for item in items]
         outcomes: list[PushOutcome | None] = [None] * len(items)
         for (queue, partition), where in places.items():
-            if len(where) == 1:
-                outcomes[where[0]] = self._into(draft, queue, partition, (items[where[0]],))[0]
-                continue
             group = self._into(draft, queue, partition, [items[place] for place in where])
             for place, outcome in zip(where, group, strict=True):
                 outcomes[place] = outcome
@@ -55,8 +54,9 @@ class Producers:
     def _into(self, draft: Draft, queue_name: str, partition_name: str, items: Sequence[PushItem]) -> list[PushOutcome]:
         queue = draft.queue(queue_name)
         partition = draft.partition(queue, partition_name)
-        window = queue.options.dedup_window_seconds * SECOND
-        if queue.options.encryption_enabled:
+        options = queue.put.options
+        window = options.dedup_window_seconds * SECOND
+        if options.encryption_enabled:
             items = [self._sealed(item) for item in items]
         outcomes, records = partition.push(items, draft.now, window, self._core.ids.uuid)
         if records:

@@ -199,6 +199,11 @@ class Waiters:
         self._queues: dict[str, Lines[str | None]] = {}
         self._discovery: Lines[Labels] = Lines()
 
+    @property
+    def any(self) -> bool:
+        """Does any pop wait?"""
+        return bool(self._queues or self._discovery.seats)
+
     def __len__(self) -> int:
         """How many pops wait."""
         return self._discovery.seats + sum(lines.seats for lines in self._queues.values())

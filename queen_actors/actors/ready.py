@@ -128,11 +128,15 @@ class Ready:
             self._configured(directory.queues[effect.name])
 
     def _appended(self, partition: PartitionState) -> None:
-        queue = self._core.directory.queue_of(partition)
-        for index in self._indexes.get(queue.name, {}).values():
-            if index.whole:
-                index.is_ready(partition.pid)
-        self.waiters.wake(queue, partition.name)
+        directory = self._core.directory
+        name = directory.queue_names[partition.qid]
+        indexes = self._indexes.get(name)
+        if indexes is not None:
+            for index in indexes.values():
+                if index.whole:
+                    index.is_ready(partition.pid)
+        if self.waiters.any:
+            self.waiters.wake(directory.queues[name], partition.name)
 
     def _moved(self, cursor: CursorPut) -> None:
         partition = self._core.directory.partition(cursor.pid)

@@ -75,15 +75,17 @@ class Retention:
 
     def observe(self, effect: Effect) -> None:
         """An effect was applied: is there something with an age limit now?"""
-        if isinstance(effect, QueuePut):
-            self._plan_all(effect.name)
-        elif isinstance(effect, QueueDropped):
-            self._ages.pop(effect.qid, None)
-        elif self._ages and isinstance(effect, Appended):
+        if isinstance(effect, Appended):
+            if not self._ages:
+                return
             partition = self._core.directory.partition(effect.pid)
             age = None if partition is None else self._ages.get(partition.qid)
             if age is not None:
                 self._agenda.add(effect.records[0].ts + age, ("partition", str(effect.pid)))
+        elif isinstance(effect, QueuePut):
+            self._plan_all(effect.name)
+        elif isinstance(effect, QueueDropped):
+            self._ages.pop(effect.qid, None)
 
     def reset(self) -> None:
         """The directory was read from the log: every partition with a limit is looked at soon."""

@@ -12,13 +12,14 @@ import trio
 
 from queen_actors.domain.effects import Appended, CursorDropped, CursorPut, Effect, PartitionPut, SealedRun
 from queen_actors.domain.partition import PartitionState, window_of
+from queen_actors.values import SECOND
 
 from .core import Core
 
 INTERVAL_SECONDS = 5.0
-IDLE_SECONDS = 30.0
+IDLE = 30 * SECOND
 """An actor that nobody has used for so long is packed away."""
-PRUNE_SECONDS = 60.0
+PRUNE = 60 * SECOND
 """How often the index window of a partition in use is pruned: what is outdated is at most this much more."""
 STEP = 2000
 """How many actors are looked at before others may run: a few milliseconds."""
@@ -45,30 +46,30 @@ class Upkeep:
         self._core = core
         self._cached: deque[tuple[SealedRun, int]] = deque()
         self._cached_bytes = 0
-        self._used: OrderedDict[int, float] = OrderedDict()
+        self._used: OrderedDict[int, int] = OrderedDict()
         """When each active partition was last used, least recently used first."""
-        self._windows: OrderedDict[int, float] = OrderedDict()
+        self._windows: OrderedDict[int, int] = OrderedDict()
         """When the index window of each partition that gets messages is to be pruned next, soonest first."""
 
     def observe(self, effect: Effect) -> None:
         """An effect was applied: its partition is in use."""
         if isinstance(effect, _USES):
-            pid, now = effect.pid, trio.current_time()
+            pid, now = effect.pid, self._core.directory.last_instant
             self._used[pid] = now
             self._used.move_to_end(pid)
             if pid not in self._windows and isinstance(effect, Appended):
-                self._windows[pid] = now + PRUNE_SECONDS
+                self._windows[pid] = now + PRUNE
 
     def _use(self, pid: int) -> None:
-        self._used[pid] = trio.current_time()
+        self._used[pid] = self._core.clock.now()
         self._used.move_to_end(pid)
 
     def reset(self) -> None:
         """The directory was read from the log: everything in memory counts as used now."""
-        now = trio.current_time()
+        now = self._core.clock.now()
         active = self._core.directory.active
         self._used = OrderedDict.fromkeys(active, now)
-        self._windows = OrderedDict.fromkeys(active, now + PRUNE_SECONDS)
+        self._windows = OrderedDict.fromkeys(active, now + PRUNE)
         self._cached.clear()
         self._cached_bytes = 0
 
@@ -91,7 +92,7 @@ class Upkeep:
         partition = self._core.directory.active.get(run.pid)
         if partition is not None:
             partition.evict(run.first, run.last)
-            self._used.setdefault(run.pid, trio.current_time())
+            self._used.setdefault(run.pid, self._core.clock.now())
 
     async def run(self) -> None:
         """Prune and passivate, a little at a time; for ever."""
@@ -104,7 +105,7 @@ class Upkeep:
 
     def _prune(self) -> None:
         """Windows of partitions in use grow with every message: forget what nobody can ask for any more."""
-        now = trio.current_time()
+        now = self._core.clock.now()
         directory = self._core.directory
         for _ in range(STEP):
             pid, at = next(iter(self._windows.items()), (0, now + 1))
@@ -115,7 +116,7 @@ class Upkeep:
             if partition is not None:
                 self._prune_one(partition)
                 if partition.remembers:
-                    self._windows[pid] = now + PRUNE_SECONDS
+                    self._windows[pid] = now + PRUNE
 
     def _prune_one(self, partition: PartitionState) -> None:
         window = window_of(self._core.directory.queue_of(partition).options)
@@ -129,7 +130,7 @@ class Upkeep:
             if pid not in self._used:
                 self._use(pid)
         directory.woken.clear()
-        before = trio.current_time() - (0 if everything else IDLE_SECONDS)
+        before = self._core.clock.now() - (0 if everything else IDLE)
         if everything:
             while self._cached:
                 self._drop_oldest()

@@ -141,6 +141,11 @@ class PartitionState:
         self, items: Sequence[PushItem], now: int, dedup_window: int, new_id: Callable[[int], str]
     ) -> tuple[list[PushOutcome], tuple[Record, ...]]:
         """Which items are new and which repeat a transaction id inside the window (microseconds); 6.2 and 6.3."""
+        if len(items) == 1:
+            item = items[0]
+            if not item.txn or item.txn not in self.txns:  # nothing that it could repeat: so are almost all
+                record = _recorded(item, self.next_offset, now, item.id or new_id(now))
+                return [PushOutcome(item.queue, record.txn, record.id, record.offset, "queued")], (record,)
         outcomes: list[PushOutcome] = []
         records: list[Record] = []
         fresh: dict[str, Record] = {}
@@ -157,9 +162,7 @@ class PartitionState:
                     outcomes.append(PushOutcome(item.queue, txn, seen.id, seen.offset, "duplicate"))
                     continue
             mid = item.id or new_id(now)
-            record = Record(
-                offset, now, mid, txn or mid, item.payload, item.trace, item.producer, item.timer_key, item.encrypted
-            )
+            record = _recorded(item, offset, now, mid)
             fresh[record.txn] = record
             records.append(record)
             outcomes.append(PushOutcome(item.queue, record.txn, mid, offset, "queued"))
@@ -268,6 +271,12 @@ class PartitionState:
             self.txns[txn] = base + place
         self.cursors = {cursor.group: cursor for cursor in cursors}
         return self
+
+
+def _recorded(item: PushItem, offset: int, now: int, id: str) -> Record:
+    return Record(
+        offset, now, id, item.txn or id, item.payload, item.trace, item.producer, item.timer_key, item.encrypted
+    )
 
 
 def _recent(pid: int, record: Record | Recent) -> Recent:

@@ -80,25 +80,23 @@ def push_items(items: Sequence[Item]) -> list[PushItem]:
     """Wire items as commands: names checked, the partition defaulted, a non-UUID trace dropped."""
     commands: list[PushItem] = []
     for item in items:
-        queue, partition = item.queue, item.partition or DEFAULT_PARTITION
+        queue, partition, txn, trace = item.queue, item.partition or DEFAULT_PARTITION, item.transaction_id, None
         _check_pair(queue, partition)
-        txn = item.transaction_id or None
-        if txn is not None:
+        if txn:
             check_txn(txn)
-        trace = item.trace_id if item.trace_id is not None and is_uuid(item.trace_id) else None
-        commands.append(PushItem(queue, partition, bytes(item.payload), txn, trace))
+        if item.trace_id is not None and is_uuid(item.trace_id):
+            trace = item.trace_id
+        commands.append(PushItem(queue, partition, bytes(item.payload), txn or None, trace))
     return commands
 
 
 def render_push(outcomes: Sequence[PushOutcome]) -> bytes:
     """One entry per item, in input order (6.2)."""
-    return encode([_pushed(index, outcome) for index, outcome in enumerate(outcomes)])
-
-
-def _pushed(index: int, outcome: PushOutcome) -> _Pushed:
-    entry = _Pushed(index, outcome.message_id, outcome.txn, outcome.queue, outcome.status)
-    if outcome.error is None:
-        entry.offset = outcome.offset
-    else:
-        entry.error = outcome.error
-    return entry
+    return encode(
+        [
+            _Pushed(index, one.message_id, one.txn, one.queue, one.status, one.offset)
+            if one.error is None
+            else _Pushed(index, one.message_id, one.txn, one.queue, one.status, error=one.error)
+            for index, one in enumerate(outcomes)
+        ]
+    )
