@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 from decimal import Decimal
 from typing import Any
 
-import trio
-from faces import LIFETIME_SECONDS, POLL_SECONDS, WAIT_SECONDS, Client, Consumer, Message, hold
+from faces import LIFETIME_SECONDS, WAIT_SECONDS, Client, Consumer, Message, hold
 
 from queen_actors.broker import Broker, running
 from queen_actors.config import Settings
@@ -49,11 +48,9 @@ class EmbeddedClient:
         await self._broker.kv([Incr("n", key, Decimal(1), LIFETIME_SECONDS * SECOND, max=bound)])
 
     async def acquire(self, name: str) -> int:
-        while True:
-            (result,) = await self._broker.locks([Acquire(name, 30 * SECOND)])
-            if result.ok:
-                return result.token
-            await trio.sleep(POLL_SECONDS)
+        result = await self._broker.acquire(Acquire(name, 30 * SECOND), WAIT_SECONDS * SECOND)
+        hold(result.ok)
+        return result.token
 
     async def release(self, name: str, token: int) -> None:
         (result,) = await self._broker.locks([Release(name, token)])

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import trio
+import anyio
 
 Call = Callable[[int], Awaitable[object]]
 
@@ -48,13 +48,13 @@ async def closed_loop(calls: Sequence[Call], seconds: float, *, per_call: int = 
             latencies.append(time.perf_counter() - begin)
             number += 1
 
-    async with trio.open_nursery() as nursery:
+    async with anyio.create_task_group() as tasks:
         for call in calls:
-            nursery.start_soon(warm_up, call)
+            tasks.start_soon(warm_up, call)
     start = time.perf_counter()
-    async with trio.open_nursery() as nursery:
+    async with anyio.create_task_group() as tasks:
         for call in calls:
-            nursery.start_soon(work, call, start + seconds)
+            tasks.start_soon(work, call, start + seconds)
     return result(len(latencies) * per_call, time.perf_counter() - start, latencies, clients=len(calls))
 
 
@@ -71,14 +71,14 @@ async def flow(
     messages ahead of the slowest consumer. The first 0.3 s do not count.
     """
     pushed, settled = 0, [0] * len(consumers)
-    moved = trio.Event()
+    moved = anyio.Event()
 
     async def producer() -> None:
         nonlocal pushed, moved
         while True:
             pushed += await produce()
             while pushed - min(settled) > backlog:
-                moved = trio.Event()
+                moved = anyio.Event()
                 await moved.wait()
 
     async def consumer(place: int) -> None:
@@ -86,14 +86,14 @@ async def flow(
             settled[place] += await consumers[place]()
             moved.set()
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(producer)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(producer)
         for place in range(len(consumers)):
-            nursery.start_soon(consumer, place)
-        await trio.sleep(0.3)
+            tasks.start_soon(consumer, place)
+        await anyio.sleep(0.3)
         before, start = sum(settled), time.perf_counter()
-        await trio.sleep(seconds)
+        await anyio.sleep(seconds)
         count, elapsed = sum(settled) - before, time.perf_counter() - start
-        nursery.cancel_scope.cancel()
+        tasks.cancel_scope.cancel()
     line = result(count // len(consumers), elapsed, clients=1 + len(consumers))
     return line | {"deliveries_s": round(count / elapsed)} if len(consumers) > 1 else line

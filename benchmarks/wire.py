@@ -5,18 +5,15 @@ They send prebuilt JSON over a bare connection: what is measured is the server, 
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from typing import Any
 
 import msgspec
 import trio
 from faces import LIFETIME_SECONDS, POLL_SECONDS, WAIT_SECONDS, Client, Consumer, Message, hold
 from msgspec import Raw
+from processes import broker
 from transports import Http, Socket, Transport, pipeline, upgraded, wire
 
 from queen_actors.values import SECOND, parse_instant
@@ -74,6 +71,12 @@ class WireClient:
         return reply["results"][0]
 
     async def acquire(self, name: str) -> int:
+        """Over a WebSocket the request waits in the lock's line; over HTTP it is sent again and again."""
+        if not isinstance(self._transport, Http):
+            body = {"name": name, "ttlSeconds": 30, "waitSeconds": WAIT_SECONDS}
+            waited = await self._transport.call("lock.acquire", body)
+            hold(waited["acquired"], waited)
+            return int(waited["token"])
         while True:
             element = await self._lock(op="acquire", name=name, ttlSeconds=30)
             if element["acquired"]:
@@ -220,32 +223,12 @@ class WebSocketFace:
 
 
 @asynccontextmanager
-async def server(directory: str) -> AsyncGenerator[int]:
-    """A server over `directory`; its port."""
-    command = [sys.executable, "-m", "queen_actors", "serve", "--port", "0", "--data", directory]
-    async with trio.open_nursery() as nursery:
-        process = await nursery.start(partial(trio.run_process, command, stdout=subprocess.PIPE, check=False))
-        try:
-            line = b""
-            with trio.fail_after(30):
-                while not line.endswith(b"\n"):
-                    part = await process.stdout.receive_some()
-                    hold(bool(part))
-                    line += part
-            found = re.search(r"http://\S+:(\d+)", line.decode())
-            assert found is not None
-            yield int(found[1])
-        finally:
-            process.terminate()
-
-
-@asynccontextmanager
 async def http(directory: str) -> AsyncGenerator[HttpFace]:
-    async with server(directory) as port:
-        yield HttpFace(port)
+    with broker(directory) as server:
+        yield HttpFace(server.port)
 
 
 @asynccontextmanager
 async def websocket(directory: str) -> AsyncGenerator[WebSocketFace]:
-    async with server(directory) as port:
-        yield WebSocketFace(port)
+    with broker(directory) as server:
+        yield WebSocketFace(server.port)
