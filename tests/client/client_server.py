@@ -1,11 +1,15 @@
-"""The server over a broker in memory, on a free loopback port, with its WebSockets at hand to break them."""
+"""The server over a broker in memory, on a free loopback port or a network of the test's own, with its WebSockets at
+hand to break them."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
 
 import trio
+from loopback import Network
 from msgspec import Struct
 
 from queen_actors.api import Api
@@ -15,6 +19,15 @@ from queen_actors.config import Settings
 from queen_actors.serve.listen import serve
 from queen_actors.serve.socket import Sockets
 from queen_actors.storage.memory import MemoryStore
+
+NETWORK: Network | None = None
+"""Where servers listen in a module on virtual time (conftest.py)."""
+
+
+def network() -> Network:
+    """The network of this module's tests, which are on virtual time."""
+    assert NETWORK is not None
+    return NETWORK
 
 
 class Server(Struct):
@@ -29,8 +42,8 @@ class Server(Struct):
 
 
 @asynccontextmanager
-async def served(**settings: object) -> AsyncIterator[Server]:
-    chosen = Settings(data=None, port=0, **settings)  # type: ignore[arg-type]
+async def served(**settings: Any) -> AsyncIterator[Server]:
+    chosen = Settings(data=None, port=0, **settings)
     shutdown = trio.Event()
     async with running(MemoryStore(), chosen) as broker, trio.open_nursery() as nursery:
         server = Server("", [])
@@ -41,9 +54,12 @@ async def served(**settings: object) -> AsyncIterator[Server]:
             server.sockets.append(stream)
             await sockets.serve(stream)
 
-        async def start(task_status: trio.TaskStatus[list[str]]) -> None:
-            await serve(broker, chosen, shutdown=shutdown, websocket_handler=websocket, task_status=task_status)
-
-        (server.url,) = await nursery.start(start)
+        serving = partial(serve, broker, chosen, shutdown=shutdown, websocket_handler=websocket)
+        if NETWORK is None:
+            (server.url,) = await nursery.start(serving)
+        else:
+            listener = NETWORK.listen()
+            server.url = listener.url
+            await nursery.start(partial(serving, listeners=[listener]))
         yield server
         nursery.cancel_scope.cancel()

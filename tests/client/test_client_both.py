@@ -31,6 +31,8 @@ NAMES = [
     "..",
 ]
 
+VIRTUAL_TIME = True
+
 
 @asynccontextmanager
 async def in_process() -> AsyncIterator[Queen]:

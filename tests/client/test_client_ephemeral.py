@@ -13,6 +13,8 @@ from client_server import served
 from queen_actors import NotFound, Overloaded, connect, open_broker
 from queen_actors.client import Queen, Retry
 
+VIRTUAL_TIME = True
+
 
 @asynccontextmanager
 async def in_process() -> AsyncIterator[Queen]:

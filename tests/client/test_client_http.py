@@ -1,4 +1,4 @@
-"""The HTTP transport against a small server that says what a test tells it to, byte by byte, on loopback."""
+"""The HTTP transport against a small server that says what a test tells it to, byte by byte, on virtual time."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 import trio
 import trio.testing
+from client_server import network
 
 from queen_actors.client import ConnectionFailed, ProtocolError, Retry, connect
 from queen_actors.client.address import address_of
 from queen_actors.client.errors import AnswerTimeout
 from queen_actors.client.http import HttpTransport
 from queen_actors.client.transport import Answer
+
+VIRTUAL_TIME = True
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 8\r\n\r\n{"a": 1}'
 Serve = Callable[[trio.SocketStream, int], Awaitable[None]]
@@ -33,8 +36,7 @@ async def server(serve: Serve) -> AsyncIterator[str]:
                 await serve(stream, connections - 1)
 
     async with trio.open_nursery() as nursery:
-        listeners = await nursery.start(trio.serve_tcp, handle, 0)
-        yield f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        yield await nursery.start(network().serve, handle)
         nursery.cancel_scope.cancel()
 
 

@@ -14,6 +14,8 @@ from client_server import Server, served
 from queen_actors import BadRequest, Gap, LockLostError, LockNotHeldError, Retry, Unavailable, connect, open_broker
 from queen_actors.client import KvChange, Queen
 
+VIRTUAL_TIME = True
+
 
 @asynccontextmanager
 async def in_process() -> AsyncIterator[Queen]:

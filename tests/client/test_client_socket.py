@@ -1,4 +1,4 @@
-"""The subscription's WebSocket against a peer that misbehaves, frame by frame, on loopback."""
+"""The subscription's WebSocket against a peer that misbehaves, frame by frame, on virtual time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 import trio
 import trio.testing
+from client_server import network
 
 from queen_actors import ConnectionFailed, Retry, connect, errors
 from queen_actors.client import ProtocolError, Queen
+
+VIRTUAL_TIME = True
 
 QUICK = Retry(attempts=2, pause=0.01)
 WELCOME = {"event": "welcome", "protocol": "queen.v1", "heartbeatSeconds": 0.1}
@@ -74,8 +77,7 @@ async def facing(*scripts: Script, token: str | None = None) -> AsyncIterator[tu
                 await scripts[min(len(peers), len(scripts)) - 1](peer)
 
     async with trio.open_nursery() as nursery:
-        listeners = await nursery.start(trio.serve_tcp, handle, 0)
-        url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        url = await nursery.start(network().serve, handle)
         async with connect(url, token, retry=QUICK) as queen:
             yield queen, peers
         nursery.cancel_scope.cancel()
