@@ -86,7 +86,7 @@ class Acks:
         self._owed: dict[str, None] = {}
         self._reason = "settled"
         self._spans: OrderedDict[tuple[int, str, str], dict[str, int]] = OrderedDict()
-        core.log.on_commit = self._tell
+        core.log.on_commit.append(self._tell)
 
     # -- ack -------------------------------------------------------------------------------------------------------
 

@@ -36,10 +36,6 @@ PROBE_SECONDS = 0.5
 """How often a full disk is asked whether there is room again."""
 
 
-def _nobody(_: int) -> None:
-    """Nobody asked to be told."""
-
-
 class LogStatistics(Struct, frozen=True):
     """`position`: how far the log is decided; `committed`: how far it is durable; `groups`: commits made."""
 
@@ -70,7 +66,7 @@ class Log:
         self._reloaded = trio.Event()
         self._failure: QueenError | None = None
         self._closing = False
-        self.on_commit: Callable[[int], None] = _nobody
+        self.on_commit: list[Callable[[int], None]] = []
         """Told, with the position, each time that more is durable, before anybody's reply leaves."""
 
     def statistics(self) -> LogStatistics:
@@ -175,7 +171,8 @@ class Log:
             self._groups += 1
             self._backlog -= size
             self.committed += len(group)
-            self.on_commit(self.committed)
+            for tell in self.on_commit:
+                tell(self.committed)
             self._wake()
 
     async def probe(self) -> None:
