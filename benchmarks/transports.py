@@ -7,6 +7,7 @@ to the replies by id.
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 from collections import deque
@@ -274,6 +275,7 @@ class Pipeline:
         self._outgoing: list[bytes] = []
         self._something = trio.Event()
         self._waiting: dict[int, tuple[trio.Event, list[Reply]]] = {}
+        self._events, self._received = trio.open_memory_channel[bytes](math.inf)  # a subscription's credit bounds it
 
     async def call(self, op: str, body: dict[str, Any]) -> Any:
         self._last += 1
@@ -284,6 +286,11 @@ class Pipeline:
         (reply,) = replies
         hold(reply.ok, bytes(reply.body))
         return msgspec.json.decode(reply.body) if reply.body else None
+
+    async def event(self, name: str) -> Any:
+        """The next `messages`, to whoever asks first; nothing else is kept."""
+        hold(name == "messages", name)
+        return msgspec.json.decode(await self._received.receive())
 
     async def write(self) -> None:
         """Sends what there is, for as long as it is left running."""
@@ -298,7 +305,9 @@ class Pipeline:
         while True:
             for text in self._frames.feed(await self._wire.receive()):
                 reply = _REPLY.decode(text)
-                if not reply.event:
+                if reply.event == "messages":
+                    self._events.send_nowait(text)
+                elif not reply.event:
                     answered, replies = self._waiting.pop(reply.id)
                     replies.append(reply)
                     answered.set()

@@ -5,6 +5,7 @@ They send prebuilt JSON over a bare connection: what is measured is the server, 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -14,7 +15,7 @@ import trio
 from faces import LIFETIME_SECONDS, POLL_SECONDS, WAIT_SECONDS, Client, Consumer, Message, hold
 from msgspec import Raw
 from processes import broker
-from transports import Http, Socket, Transport, pipeline, upgraded, wire
+from transports import Http, Pipeline, Socket, Transport, pipeline, upgraded, wire
 
 from queen_actors.values import SECOND, parse_instant
 
@@ -71,12 +72,6 @@ class WireClient:
         return reply["results"][0]
 
     async def acquire(self, name: str) -> int:
-        """Over a WebSocket the request waits in the lock's line; over HTTP it is sent again and again."""
-        if not isinstance(self._transport, Http):
-            body = {"name": name, "ttlSeconds": 30, "waitSeconds": WAIT_SECONDS}
-            waited = await self._transport.call("lock.acquire", body)
-            hold(waited["acquired"], waited)
-            return int(waited["token"])
         while True:
             element = await self._lock(op="acquire", name=name, ttlSeconds=30)
             if element["acquired"]:
@@ -121,6 +116,46 @@ class WireClient:
         ]
         reply = await self._transport.call("timers", {"operations": ops})
         return {element["txn"]: parse_instant(element["deliverAt"]) / SECOND for element in reply["results"]}
+
+
+class Feed:
+    """Messages to take one at a time, pushed by one subscription that all callers of a socket share. A frame has some
+    messages of one partition, and is one caller's."""
+
+    AHEAD = 10
+    """How many messages a frame may have."""
+
+    def __init__(self, socket: Socket | Pipeline, callers: int) -> None:
+        self._socket = socket
+        self._callers = callers
+        self._subscribed = False
+
+    async def frame(self, queue: str) -> list[Message]:
+        if not self._subscribed:
+            self._subscribed = True
+            terms = {"credit": 2 * self.AHEAD * self._callers, "batch": self.AHEAD, "partitions": 2 * self._callers}
+            await self._socket.call("subscribe", {"sub": "s", "queue": queue, "subscriptionMode": "all", **terms})
+        return _messages(await self._socket.event("messages"))
+
+
+class SocketClient(WireClient):
+    """What a socket does otherwise: messages are pushed to it, and locks are waited for in their line."""
+
+    def __init__(self, socket: Socket | Pipeline, feed: Feed) -> None:
+        super().__init__(socket)
+        self._feed = feed
+        self._taken: deque[Message] = deque()
+
+    async def take(self, queue: str) -> Message:
+        if not self._taken:
+            self._taken.extend(await self._feed.frame(queue))
+        return self._taken.popleft()
+
+    async def acquire(self, name: str) -> int:
+        body = {"name": name, "ttlSeconds": 30, "waitSeconds": WAIT_SECONDS}
+        waited = await self._transport.call("lock.acquire", body)
+        hold(waited["acquired"], waited)
+        return int(waited["token"])
 
 
 class PoppingConsumer:
@@ -195,10 +230,12 @@ class WebSocketFace:
     async def clients(self, count: int) -> AsyncGenerator[list[Client]]:
         if count == 1:
             async with wire(self._port, alone=True) as one:
-                yield [WireClient(Socket(one, await upgraded(one)))]
+                socket = Socket(one, await upgraded(one))
+                yield [SocketClient(socket, Feed(socket, 1))]
         else:
             async with pipeline(self._port) as shared:
-                yield [WireClient(shared) for _ in range(count)]
+                feed = Feed(shared, count)
+                yield [SocketClient(shared, feed) for _ in range(count)]
 
     @asynccontextmanager
     async def producer(self) -> AsyncGenerator[Client]:

@@ -242,7 +242,7 @@ def measured(face: str, name: str, seconds: float, rounds: int) -> dict[str, Any
     """The median round, by its rate, or by its latency where there is no rate."""
     backend = "asyncio" if face == "sdk" else "trio"
     lines = [anyio.run(measure, face, name, seconds, backend=backend) for _ in range(rounds)]
-    return sorted(lines, key=lambda line: line.get("ops_s", line.get("p50_ms")))[rounds // 2]
+    return sorted(lines, key=lambda line: float(line.get("ops_s") or line["p50_ms"]))[rounds // 2]
 
 
 def main() -> None:
