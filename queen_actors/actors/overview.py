@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import trio
 
 from queen_actors.domain.cursor import fresh, leased, processing
-from queen_actors.domain.effects import CursorPut, Record
+from queen_actors.domain.effects import CursorPut
 from queen_actors.domain.overview import BesideQueues, GroupLine, PartitionDepth, PartitionLag, QueueDepth, QueueLine
 from queen_actors.domain.partition import PartitionState
 from queen_actors.domain.queue import QueueState, first_wanted, pending
@@ -152,9 +152,8 @@ class Overview:
             return None
         found: dict[str, int] = {}
         async for partition in self._partitions(queue):
-            in_memory = [entry for entry in partition.window if isinstance(entry, Record)]
-            found[partition.name] = sum(len(record.payload) for record in in_memory)
-            first = in_memory[0].offset if in_memory else partition.next_offset
+            found[partition.name] = sum(len(record.payload) for record in partition.tail)
+            first = partition.sealed_end
             if first > partition.log_start:
                 sealed = await self._producers.size(partition.pid, partition.log_start, first - 1)
                 found[partition.name] += sealed

@@ -111,17 +111,4 @@ class Producers:
 
 def offset_at(partition: PartitionState, ts: int) -> int | None:
     """The first offset whose `ts` is at or after this instant, or None when only the store can tell."""
-    if partition.last_ts < ts:
-        return partition.next_offset
-    if (partition.window and partition.window[0].ts < ts) or partition.base <= partition.log_start:
-        low, high = 0, len(partition.window)
-        while low < high:
-            middle = (low + high) // 2
-            if partition.window[middle].ts < ts:
-                low = middle + 1
-            else:
-                high = middle
-        return partition.base + low
-    if partition.created_at >= ts:
-        return partition.log_start
-    return None
+    return partition.offset_at(ts)

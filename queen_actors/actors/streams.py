@@ -93,7 +93,7 @@ class Streams:
         if cycle.ack is None:
             return None
         cursor = partition.cursors.get(cycle.group)
-        offset = partition.txns.get(cycle.ack.txn)
+        offset = partition.offset_of(cycle.ack.txn)
         settled = rules.settle(cursor, cycle.ack, cycle.release, draft.now, offset)
         if isinstance(settled, Settled):
             if settled.cursor is not cursor:

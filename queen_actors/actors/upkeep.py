@@ -91,7 +91,7 @@ class Upkeep:
         self._cached_bytes -= size
         partition = self._core.directory.active.get(run.pid)
         if partition is not None:
-            partition.evict(run.first, run.last)
+            partition.evict(run.last)
             self._used.setdefault(run.pid, self._core.clock.now())
 
     async def run(self) -> None:

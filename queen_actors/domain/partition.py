@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
+from struct import Struct as Layout
 
 import msgspec
 from msgspec import Struct
@@ -12,6 +13,7 @@ from queen_actors.limits import ACK_WINDOW_SECONDS
 from queen_actors.values import SECOND
 
 from .effects import CursorPut, QueueOptions, Recent, Record, SealedRun
+from .recents import Recents, oldest
 
 
 class PushItem(Struct, frozen=True, gc=False):
@@ -54,25 +56,23 @@ def window_of(options: QueueOptions) -> int:
 class PartitionState:
     """The messages that are in memory, the index of recent ones, and the groups' cursors.
 
-    `window` covers the offsets `base` .. `next_offset - 1`: a `Record` where the payload is in memory, a `Recent`
-    where it lies in a segment. Offsets from `log_start` up to `base` lie in segments and have left the window.
-    `removed` has the entries of messages that retention took before their time in the index was over: nobody can read
-    them, and a repeated push or a late ack still finds them.
+    `tail` has the messages whose payloads are in memory: the last ones, without a gap. `index` has an entry for each
+    message before them that is sealed, or that retention took, and whose time in the index is not over: a repeated push
+    and a late ack find it. From `log_start` on its entries have no gap and end where the tail begins.
     """
 
     __slots__ = (
-        "base",
         "created_at",
         "cursors",
+        "index",
         "last_ts",
         "log_start",
         "name",
         "next_offset",
         "pid",
         "qid",
-        "removed",
+        "tail",
         "txns",
-        "window",
     )
 
     def __init__(self, pid: int, qid: int, name: str, created_at: int, log_start: int = 0) -> None:
@@ -83,52 +83,87 @@ class PartitionState:
         self.log_start = log_start
         self.next_offset = log_start
         self.last_ts = 0
-        self.base = log_start
-        self.window: list[Record | Recent] = []
-        self.removed: dict[int, Recent] = {}
+        self.index = Recents()
+        self.tail: list[Record] = []
         self.txns: dict[str, int] = {}
+        """The latest offset in the tail of each transaction id."""
         self.cursors: dict[str, CursorPut] = {}
 
     # -- what is known ---------------------------------------------------------------------------------------------
 
+    @property
+    def sealed_end(self) -> int:
+        """The offset of the first message whose payload is in memory, or the next one."""
+        return self.next_offset - len(self.tail)
+
+    @property
+    def base(self) -> int:
+        """The first offset that is remembered and kept; those from `log_start` up to it lie in segments."""
+        end = self.sealed_end
+        first = self.index.first() if self.index.last >= self.log_start else None
+        return end if first is None else max(first, self.log_start)
+
     def entry(self, offset: int) -> Record | Recent | None:
-        """The window's entry of an offset, or None when it has left the window (or does not exist)."""
-        place = offset - self.base
-        return self.window[place] if 0 <= place < len(self.window) else None
+        """What is remembered of an offset that is kept, or None when it was forgotten (or does not exist)."""
+        place = offset - self.sealed_end
+        if place >= 0:
+            return self.tail[place] if place < len(self.tail) else None
+        return self.index.at(offset, self.pid) if offset >= self.log_start else None
 
     def known(self, txn: str) -> Record | Recent | None:
         """The latest message of this transaction id that is remembered, also one that retention has removed."""
         offset = self.txns.get(txn)
-        return None if offset is None else self.entry(offset) or self.removed.get(offset)
+        if offset is not None:
+            return self.tail[offset - self.sealed_end]
+        return self.index.find(txn, self.pid) if self.index else None
 
     @property
     def remembers(self) -> bool:
         """Is there an index entry that `prune` may forget in time?"""
-        return bool(self.window or self.removed)
+        return bool(self.tail or self.index)
 
     def resolve(self, txn: str, committed: int, end: int | None, leased: Mapping[str, int]) -> int | None:
         """The offset that an ack of `txn` means. A message inside `(committed, end]`, the leased span, comes first.
 
-        `leased` is an index of the span's messages, as far as its caller has one; None when neither it nor the window
+        `leased` is an index of the span's messages, as far as its caller has one; None when neither it nor the index
         knows the id.
         """
-        recent = self.txns.get(txn)
+        recent = self.offset_of(txn)
         if recent is not None and recent > committed and (end is None or recent <= end):
             return recent
         return leased.get(txn, recent)
+
+    def offset_of(self, txn: str) -> int | None:
+        """The offset of `known`."""
+        offset = self.txns.get(txn)
+        if offset is None and self.index:
+            found = self.index.find(txn, self.pid)
+            return None if found is None else found.offset
+        return offset
 
     def floor(self, committed: int) -> int:
         """A committed offset with what retention removed counted as passed."""
         return max(committed, self.log_start - 1)
 
+    def offset_at(self, ts: int) -> int | None:
+        """The first offset whose `ts` is at or after this instant, or None when only the store can tell."""
+        if self.last_ts < ts:
+            return self.next_offset
+        base = self.base
+        oldest = self.entry(base)
+        if base <= self.log_start or (oldest is not None and oldest.ts < ts):
+            found = self.index.since(ts) if self.index.last >= self.log_start else None
+            if found is not None:
+                return max(found, base)
+            return self.sealed_end + bisect_left(self.tail, ts, key=lambda record: record.ts)
+        return self.log_start if self.created_at >= ts else None
+
     def in_memory(self, first: int, count: int, max_bytes: int) -> tuple[Record, ...] | None:
         """Up to `count` messages from `first` on, at least one, within `max_bytes`; None when the first is sealed."""
-        place, found, size = first - self.base, list[Record](), 0
+        place, found, size = first - self.sealed_end, list[Record](), 0
         if place < 0:
             return None
-        for record in self.window[place : place + count]:
-            if not isinstance(record, Record):
-                break
+        for record in self.tail[place : place + count]:
             size += len(record.payload)
             if found and size > max_bytes:
                 break
@@ -141,28 +176,25 @@ class PartitionState:
         self, items: Sequence[PushItem], now: int, dedup_window: int, new_id: Callable[[int], str]
     ) -> tuple[list[PushOutcome], tuple[Record, ...]]:
         """Which items are new and which repeat a transaction id inside the window (microseconds); 6.2 and 6.3."""
-        if len(items) == 1:
-            item = items[0]
-            if not item.txn or item.txn not in self.txns:  # nothing that it could repeat: so are almost all
-                record = _recorded(item, self.next_offset, now, item.id or new_id(now))
-                return [PushOutcome(item.queue, record.txn, record.id, record.offset, "queued")], (record,)
         outcomes: list[PushOutcome] = []
         records: list[Record] = []
         fresh: dict[str, Record] = {}
-        offset, txns, since = self.next_offset, self.txns, now - dedup_window
+        offset, since = self.next_offset, now - dedup_window
         for item in items:
             txn = item.txn
-            if txn:
+            if txn and dedup_window:
                 seen: Record | Recent | None = fresh.get(txn)
-                if seen is None and txn in txns and dedup_window:
+                if seen is None:
                     seen = self.known(txn)
                     if seen is not None and seen.ts < since:
                         seen = None
-                if seen is not None and dedup_window:
+                if seen is not None:
                     outcomes.append(PushOutcome(item.queue, txn, seen.id, seen.offset, "duplicate"))
                     continue
             mid = item.id or new_id(now)
-            record = _recorded(item, offset, now, mid)
+            record = Record(
+                offset, now, mid, txn or mid, item.payload, item.trace, item.producer, item.timer_key, item.encrypted
+            )
             fresh[record.txn] = record
             records.append(record)
             outcomes.append(PushOutcome(item.queue, record.txn, mid, offset, "queued"))
@@ -174,9 +206,7 @@ class PartitionState:
     def append(self, records: Sequence[Record]) -> None:
         """Apply `Appended`: the offsets continue the partition, in the log's order."""
         assert records[0].offset == self.next_offset, "a partition's offsets have no gap"
-        if not self.window:
-            self.base = self.next_offset
-        self.window.extend(records)
+        self.tail.extend(records)
         txns = self.txns
         for record in records:
             txns[record.txn] = record.offset
@@ -193,14 +223,9 @@ class PartitionState:
 
     def cut(self, log_start: int) -> None:
         """Apply a `PartitionPut` that moved the start: what lies below it is gone, but for its index entries."""
+        self._shorten(log_start - self.sealed_end)
         self.log_start = log_start
         self.next_offset = max(self.next_offset, log_start)
-        gone = self.window[: max(log_start - self.base, 0)]
-        self.removed.update((record.offset, _recent(self.pid, record)) for record in gone)
-        del self.window[: len(gone)]
-        self.base += len(gone)
-        if not self.window:
-            self.base = max(self.base, log_start)
 
     # -- what recovery and the store tell ---------------------------------------------------------------------------
 
@@ -208,83 +233,74 @@ class PartitionState:
         """Messages that lie in a segment: they exist, and are read when somebody asks."""
         self.next_offset = max(self.next_offset, run.last + 1)
         self.last_ts = max(self.last_ts, run.last_ts)
-        if not self.window:
-            self.base = self.next_offset
 
     def restore_recent(self, message: Recent) -> None:
         """A sealed message that is still inside its window; they come in offset order. Those from `log_start` on end
         at the last message and have no gap."""
-        if message.offset < self.log_start:
-            self.removed[message.offset] = message
-        else:
-            if not self.window:
-                self.base = message.offset
-            self.window.append(message)
-        self.txns[message.txn] = message.offset
+        self.index.append(message)
 
-    def evict(self, first: int, last: int) -> int:
-        """The messages `first`..`last` lie in a segment now: drop their payloads. Returns the bytes let go."""
-        freed = 0
-        for place in range(max(first - self.base, 0), min(last - self.base + 1, len(self.window))):
-            record = self.window[place]
-            if isinstance(record, Record):
-                freed += len(record.payload)
-                self.window[place] = _recent(self.pid, record)
-        return freed
+    def evict(self, last: int) -> int:
+        """The messages up to `last` lie in segments now: drop their payloads. Returns the bytes let go."""
+        return self._shorten(last + 1 - self.sealed_end)
 
-    def prune(self, since: int) -> None:
-        """Forget the index entries of sealed and of removed messages that were appended before `since`."""
-        outdated = list(takewhile(lambda message: message.ts < since, self.removed.values()))
-        for message in outdated:
-            del self.removed[message.offset]
-        sealed = list(takewhile(lambda r: isinstance(r, Recent) and r.ts < since, self.window))
-        del self.window[: len(sealed)]
-        self.base += len(sealed)
-        for record in (*outdated, *sealed):
+    def _shorten(self, count: int) -> int:
+        """Keep no more of the tail's first messages than their index entries."""
+        if count <= 0:
+            return 0
+        gone = self.tail[:count]
+        for record in gone:
+            self.index.append(record)
             if self.txns.get(record.txn) == record.offset:
                 del self.txns[record.txn]
+        del self.tail[:count]
+        return sum(len(record.payload) for record in gone)
+
+    def prune(self, since: int) -> None:
+        """Forget the index entries of messages that were appended before `since`, but for those in memory."""
+        self.index.prune(since)
 
     @property
     def idle(self) -> bool:
         """Nothing of it needs memory but what `pack` keeps."""
-        return not any(isinstance(record, Record) for record in reversed(self.window))
+        return not self.tail and self.index.small
 
     def pack(self) -> bytes:
         """The whole state in as few bytes as it takes; only of an `idle` one."""
-        recent = [(r.ts, r.txn, r.id) for r in self.window]
-        removed = [(r.offset, r.ts, r.txn, r.id) for r in self.removed.values()]
-        cursors = list(self.cursors.values())
-        head = (self.qid, self.name, self.created_at, self.log_start, self.next_offset, self.last_ts)
-        return _packer.encode((*head, self.base, recent, removed, cursors))
+        name, rows = self.name.encode("utf-8", "surrogatepass"), self.index.rows
+        cursors = _packer.encode(list(self.cursors.values())) if self.cursors else b""
+        head = _HEAD.pack(
+            self.qid, self.created_at, self.log_start, self.next_offset, self.last_ts, len(name), len(rows)
+        )
+        return b"".join((head, name, rows, cursors))
 
     @classmethod
     def unpack(cls, pid: int, packed: bytes) -> PartitionState:
         """The inverse of `pack`."""
-        qid, name, created, log_start, next_offset, last_ts, base, recent, removed, cursors = _unpacker.decode(packed)
-        self = cls(pid, qid, name, created, log_start)
-        self.next_offset, self.last_ts, self.base = next_offset, last_ts, base
-        for offset, ts, txn, mid in removed:
-            self.removed[offset] = Recent(pid, offset, ts, txn, mid)
-            self.txns[txn] = offset
-        for place, (ts, txn, mid) in enumerate(recent):
-            self.window.append(Recent(pid, base + place, ts, txn, mid))
-            self.txns[txn] = base + place
-        self.cursors = {cursor.group: cursor for cursor in cursors}
+        qid, created_at, log_start, next_offset, last_ts, name, rows = _HEAD.unpack_from(packed)
+        rows_at, cursors_at = _HEAD.size + name, _HEAD.size + name + rows
+        self = cls(pid, qid, packed_name(packed), created_at, log_start)
+        self.next_offset, self.last_ts = next_offset, last_ts
+        if rows:
+            self.index = Recents(packed[rows_at:cursors_at])
+        if cursors_at < len(packed):
+            self.cursors = {cursor.group: cursor for cursor in _unpacker.decode(memoryview(packed)[cursors_at:])}
         return self
 
 
-def _recorded(item: PushItem, offset: int, now: int, id: str) -> Record:
-    return Record(
-        offset, now, id, item.txn or id, item.payload, item.trace, item.producer, item.timer_key, item.encrypted
-    )
+def packed_name(packed: bytes) -> str:
+    """The name of a packed partition."""
+    return packed[_HEAD.size : _HEAD.size + _NAME.unpack_from(packed, _NAME_AT)[0]].decode("utf-8", "surrogatepass")
 
 
-def _recent(pid: int, record: Record | Recent) -> Recent:
-    return Recent(pid, record.offset, record.ts, record.txn, record.id) if isinstance(record, Record) else record
+def packed_oldest(packed: bytes) -> int | None:
+    """When the first message that a packed partition remembers was appended, or None when it remembers none."""
+    *_, name, rows = _HEAD.unpack_from(packed)
+    return oldest(packed, _HEAD.size + name) if rows else None
 
 
+_HEAD = Layout("<QQQQQHI")
+"""qid, created_at, log_start, next_offset, last_ts, bytes of the name, bytes of the index; behind them the name, the
+index' rows, and the cursors as a msgpack array, or nothing when there are none."""
+_NAME, _NAME_AT = Layout("<H"), 40
 _packer = msgspec.msgpack.Encoder()
-_Index = list[tuple[int, str, str]]
-_Removed = list[tuple[int, int, str, str]]
-_Packed = tuple[int, str, int, int, int, int, int, _Index, _Removed, list[CursorPut]]
-_unpacker: msgspec.msgpack.Decoder[_Packed] = msgspec.msgpack.Decoder(_Packed)
+_unpacker: msgspec.msgpack.Decoder[list[CursorPut]] = msgspec.msgpack.Decoder(list[CursorPut])

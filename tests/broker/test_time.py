@@ -155,8 +155,9 @@ async def test_windows_of_busy_partitions_are_pruned(autojump_clock: MockClock) 
             await trio.sleep(10)
         found = broker._core.directory.find("q", "p")
         assert found is not None
-        assert len(found.window) < 3600 / 10 + 30
-        assert len(found.txns) == len(found.window)
+        assert len(found.tail) < 10
+        assert len(found.txns) == len(found.tail)
+        assert len(list(found.index)) < 3600 / 10 + 30
 
 
 async def test_idle_partitions_are_packed_and_nothing_is_lost(autojump_clock: MockClock) -> None:

@@ -324,7 +324,7 @@ class Pair:
     def seal(self, pick: Pick) -> None:
         """The store has sealed the oldest messages, and memory lets go of them."""
         last = min(self.sealed + pick((1, 5, 100)), len(self.log)) - 1
-        self.state.evict(self.sealed, last)
+        self.state.evict(last)
         self.sealed = max(self.sealed, last + 1)
 
     def prune(self, pick: Pick) -> None:
@@ -376,9 +376,9 @@ class Pair:
             state.log_start,
             state.last_ts,
             dict(state.cursors),
-            list(state.window),
+            list(state.tail),
             state.base,
-            dict(state.removed),
+            list(state.index),
         )
 
     def same(self) -> None:

@@ -40,7 +40,7 @@ def test_a_batch_answers_for_each_item() -> None:
         ("queued", 2, "id2"),
         ("duplicate", 1, "id1"),
     ]
-    assert [record.ts for record in pushing.state.window if isinstance(record, Record)] == [10, 20, 20]
+    assert [record.ts for record in pushing.state.tail] == [10, 20, 20]
 
 
 def test_a_push_of_duplicates_writes_nothing() -> None:
@@ -91,7 +91,7 @@ def test_messages_leave_memory_when_they_are_sealed() -> None:
     for now in (10, 20, 30):
         pushing.push(now, f"t{now}")
     state = pushing.state
-    assert state.evict(0, 1) == 2
+    assert state.evict(1) == 2
     assert state.in_memory(0, 9, 1 << 20) is None
     assert [record.offset for record in state.in_memory(2, 9, 1 << 20) or ()] == [2]
     assert pushing.push(40, "t10")[0].status == "duplicate"
@@ -135,7 +135,7 @@ def test_retention_does_not_shorten_the_dedup_window() -> None:
     pushing.push(20, "c")
     state = pushing.state
     state.cut(3)
-    assert state.window == []
+    assert state.tail == []
     assert state.idle
     assert state.remembers
     for again in (state, PartitionState.unpack(1, state.pack())):
@@ -149,6 +149,7 @@ def test_retention_does_not_shorten_the_dedup_window() -> None:
         again.prune(21)
         assert not again.remembers
         assert again.txns == {}
+        assert list(again.index) == []
 
 
 def test_a_transaction_id_that_was_removed_and_came_again() -> None:
@@ -171,7 +172,8 @@ def test_removed_messages_are_restored_with_gaps() -> None:
     state.restore_run(SealedRun(1, 38, 41, 10, 69))
     for offset in (3, 17, 38, 40, 41):
         state.restore_recent(Recent(1, offset, offset + 10, f"t{offset}", f"id{offset}"))
-    assert (state.base, state.next_offset, list(state.removed)) == (40, 42, [3, 17, 38])
+    assert (state.base, state.next_offset) == (40, 42)
+    assert [offset for offset, _ in state.index] == [3, 17, 38, 40, 41]
     for offset in (3, 17, 38, 40, 41):
         known = state.known(f"t{offset}")
         assert known is not None
@@ -208,12 +210,16 @@ def test_packed_and_unpacked_is_the_same() -> None:
     state = pushing.state
     assert not state.idle
     state.put_cursor(fresh(1, "g\x01", 1))
-    state.evict(0, 3)
+    state.evict(3)
     state.prune(15)
     assert state.idle
     again = PartitionState.unpack(1, state.pack())
-    for name in PartitionState.__slots__:
+    for name in set(PartitionState.__slots__) - {"index"}:
         assert getattr(again, name) == getattr(state, name), name
+    assert list(again.index) == list(state.index) == [(2, 20), (3, 20)]
+    for txn in ("\U0001f600 c", "id3"):
+        assert again.known(txn) == state.known(txn) is not None
+    assert again.base == state.base == 2
 
 
 def test_an_append_with_a_gap_is_refused() -> None:
