@@ -4,66 +4,33 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import trio
 
 from queen_actors.storage.faultpoints import POINTS
 
 from .audit import audit
-from .history import History
+from .linear import judge_linear
 from .load import load
 from .node import FAULT_STATUS, Node, NotReady
 from .peer import Lost
 from .readback import drain, read_back
+from .summary import Summary
 from .world import World
 
 LOAD_SECONDS = (0.2, 1.0)
-FAULT_SECONDS = 4.0
+FAULT_SECONDS = 10.0
 """How long a named point is waited for under load before the process is killed anyway."""
 START_KILL_SHARE = 0.1
 """Of the random kills, how many come while it starts."""
+PER_DIRECTORY = 25
 PASSED_BY_OPENING = ("journal.create", "position")
 """Points that are passed before it is ready: their first passage is in the start itself."""
 LATE = ("merge", "drop")
 """Points that are passed when there are many small segments."""
-
-
-class Summary:
-    """What a campaign did and found."""
-
-    def __init__(self) -> None:
-        self.rounds = self.kills = self.start_kills = self.operations = self.acknowledged = self.unknown = 0
-        self.points: Counter[str] = Counter()
-        """Named points at which the process died."""
-        self.missed: Counter[str] = Counter()
-        """Named points that were not reached in time; the process was killed instead."""
-        self.ready: list[float] = []
-        self.violations: list[str] = []
-
-    def count(self, history: History) -> None:
-        """Add a directory's calls."""
-        self.operations += len(history.calls)
-        self.acknowledged += sum(call.acknowledged for call in history.calls)
-        self.unknown += sum(call.unknown for call in history.calls)
-
-    def lines(self) -> list[str]:
-        """For people."""
-        ready = sorted(self.ready) or [0.0]
-        points = self.points.total()
-        kills = f"{self.kills + points}, of which {points} at {len(self.points)} named points"
-        return [
-            f"rounds        {self.rounds}",
-            f"kills         {kills} and {self.start_kills} while it started",
-            f"points        {', '.join(sorted(self.points)) or 'none'}",
-            f"not reached   {dict(self.missed) or 'none'}",
-            f"operations    {self.operations}: {self.acknowledged} acknowledged, {self.unknown} unknown",
-            f"ready again   median {ready[len(ready) // 2]:.2f} s, worst {ready[-1]:.2f} s",
-            f"violations    {len(self.violations)}",
-            *self.violations,
-        ]
 
 
 def fault_of(chance: random.Random, point: str) -> str:
@@ -87,20 +54,46 @@ def settings_of(chance: random.Random) -> dict[str, str]:
 
 
 class Campaign:
-    """One data directory's story."""
+    """One data directory's story: kills. The others of its kind do something else to it while it is under load."""
+
+    death: ClassVar[str] = "kills"
+    """What a round's sudden end is counted as."""
+    load_seconds: ClassVar[tuple[float, float]] = LOAD_SECONDS
+    start_kill_share: ClassVar[float] = START_KILL_SHARE
+    reconnects: ClassVar[bool] = False
+    """Whether a client whose connection died has reason to try again."""
 
     def __init__(self, directory: Path, seed: int, summary: Summary) -> None:
         self.world = World(seed)
         self.summary = summary
-        self.node = Node(directory, **settings_of(self.world.random))
-        self._directory = directory
-        self._chance = self.world.random
+        self.chance = self.world.random
+        self.directory = directory
+        self.node = self.make_node(**settings_of(self.chance))
+
+    # -- what others do differently --------------------------------------------------------------------------------
+
+    def make_node(self, **settings: str) -> Node:
+        return Node(self.directory, **settings)
+
+    @property
+    def port(self) -> int:
+        """Where the load's clients find it."""
+        return self.node.port
+
+    async def trouble(self) -> None:
+        """What happens to it while it is under load, until it dies."""
+        await trio.sleep(self.chance.uniform(*self.load_seconds))
+
+    async def after_death(self) -> None:
+        """What happens to its data directory while it is dead."""
+
+    # -- a story -----------------------------------------------------------------------------------------------------
 
     async def run(self, rounds: int, points: Sequence[str] = ()) -> None:
         """Kill that often; each of `points` takes the place of one random kill. Violations are in the summary."""
         try:
             for point in self._plan(rounds, points):
-                await self._round(None if point is None else fault_of(self._chance, point))
+                await self._round(None if point is None else fault_of(self.chance, point))
                 if self.summary.violations:
                     return
             await self._end()
@@ -111,22 +104,22 @@ class Campaign:
         finally:
             self.node.close()
             self.summary.count(self.world.history)
-            self.world.history.save(self._directory / "history.jsonl")
+            self.world.history.save(self.directory / "history.jsonl")
 
     def _plan(self, rounds: int, points: Sequence[str]) -> list[str | None]:
         """What each round dies of; points that are passed only when there is a lot to tidy up come late."""
         late = [point for point in points if point.startswith(LATE)]
         plan: list[str | None] = [*(point for point in points if point not in late), *[None] * (rounds - len(points))]
-        self._chance.shuffle(plan)
+        self.chance.shuffle(plan)
         for point in late:
-            plan.insert(self._chance.randint(len(plan) * 2 // 3, len(plan)), point)
+            plan.insert(self.chance.randint(len(plan) * 2 // 3, len(plan)), point)
         return plan
 
     async def _round(self, fault: str | None) -> None:
         """Start, read, judge, load, die."""
         self.world.history.round += 1
-        self.summary.rounds += 1
-        if fault is None and self._chance.random() < START_KILL_SHARE:
+        self.summary.counts["rounds"] += 1
+        if fault is None and self.chance.random() < self.start_kill_share:
             await self._die_starting()
         if fault is not None and not await self._start_to_die(fault):
             return
@@ -134,8 +127,10 @@ class Campaign:
             await self._start()
             await self._judge()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(load, self.world, self.node.port)
+            nursery.start_soon(load, self.world, self.port, self.reconnects)
             await self._die(fault)
+            nursery.cancel_scope.cancel()
+        await self.after_death()
 
     async def _start(self) -> None:
         """A start that nothing disturbs: by itself, with nobody's help."""
@@ -147,10 +142,11 @@ class Campaign:
 
     async def _die_starting(self) -> None:
         self.node.spawn()
-        await trio.sleep(self._chance.uniform(0.1, 2.0))
+        await trio.sleep(self.chance.uniform(0.1, 2.0))
         self.node.kill()
-        self.summary.kills += 1
-        self.summary.start_kills += 1
+        self.summary.counts[self.death] += 1
+        self.summary.counts["while_it_started"] += 1
+        await self.after_death()
 
     async def _start_to_die(self, fault: str) -> bool:
         """Start it with a fault; False when it died before it was ready."""
@@ -159,13 +155,17 @@ class Campaign:
             await trio.to_thread.run_sync(self.node.ready)
         except NotReady:
             self._died_at(fault)
+            await self.after_death()
             return False
         return True
 
     async def _die(self, fault: str | None) -> None:
         if fault is None:
-            await trio.sleep(self._chance.uniform(*LOAD_SECONDS))
-            self.summary.kills += self.node.kill()
+            await self.trouble()
+            if self.node.kill():
+                self.summary.counts[self.death] += 1
+            else:
+                self.summary.violations.append(f"it ended by itself: {self.node.said()[-2000:]}")
             return
         await trio.to_thread.run_sync(self.node.wait, FAULT_SECONDS)
         self._died_at(fault)
@@ -179,7 +179,7 @@ class Campaign:
             self.summary.points[point] += 1
         elif status is None:
             self.summary.missed[point] += 1
-            self.summary.kills += 1
+            self.summary.counts[self.death] += 1
         else:
             self.summary.violations.append(f"it ended by itself with status {status}: {self.node.said()[-2000:]}")
 
@@ -202,23 +202,37 @@ class Campaign:
                 await self._start()
             self.world.history.round += 1
             await self._judge(drained=True)
+        report = await trio.to_thread.run_sync(judge_linear, self.world.history)
+        self.summary.counts["linearized"] += report.operations
+        self.summary.violations += report.failures
 
 
-async def campaign(directory: Path, seed: int, kills: int, per_directory: int = 25) -> Summary:
-    """About that many kills, over fresh data directories with other limits each; stops at the first violation."""
-    summary = Summary()
-    chance = random.Random(seed)
-    points: list[str] = []
+Make = Callable[[Path, int, Summary], Campaign]
+
+
+async def stories(make: Make, directory: Path, summary: Summary, rounds: int, *, points: bool = False) -> None:
+    """About so many rounds, over fresh data directories with other limits each; stops at the first violation.
+
+    With `points` half of the rounds die at named points, all of them in turn.
+    """
+    chance = random.Random(summary.seed)
+    names: list[str] = []
     number = 0
-    while summary.kills + summary.points.total() < kills and not summary.violations:
-        rounds = min(per_directory, kills - summary.kills - summary.points.total())
-        if len(points) < len(POINTS):
-            points += chance.sample(POINTS, len(POINTS))
-        chosen, points = points[: rounds // 2], points[rounds // 2 :]
+    while summary.counts["rounds"] < rounds and not summary.violations:
+        length = min(PER_DIRECTORY, rounds - summary.counts["rounds"])
+        if points and len(names) < len(POINTS):
+            names += chance.sample(POINTS, len(POINTS))
+        chosen, names = names[: length // 2], names[length // 2 :]
         place = directory / f"{number}"
         place.mkdir()
         began = time.monotonic()
-        await Campaign(place, chance.getrandbits(32), summary).run(rounds, chosen)
-        print(f"directory {number}: {rounds} rounds in {time.monotonic() - began:.0f} s", flush=True)
+        await make(place, chance.getrandbits(32), summary).run(length, chosen)
+        print(f"directory {number}: {length} rounds in {time.monotonic() - began:.0f} s", flush=True)
         number += 1
+
+
+async def kills(directory: Path, seed: int, count: int) -> Summary:
+    """SIGKILL at any moment, and deaths at named points of the log's work."""
+    summary = Summary("kills", seed)
+    await stories(Campaign, directory, summary, count, points=True)
     return summary

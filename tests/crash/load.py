@@ -73,10 +73,10 @@ def entry(message: dict[str, Any], status: str) -> dict[str, Any]:
 class Worker:
     """One of them, in one life of the process."""
 
-    def __init__(self, world: World, number: int, peer: Peer) -> None:
+    def __init__(self, world: World, number: int, peer: Peer, life: int = 0) -> None:
         self.world = world
         self.number = number
-        self.random = random.Random(f"{world.seed}-{number}-{world.history.round}")
+        self.random = random.Random(f"{world.seed}-{number}-{world.history.round}-{life}")
         self.peer = peer
 
     async def run(self) -> None:
@@ -329,21 +329,27 @@ async def prepare(world: World, peer: Peer) -> None:
         await peer.call("configure", {"queue": queue, "options": options})
 
 
-async def load(world: World, port: int) -> None:
-    """Run the workers until their connections have died."""
+async def load(world: World, port: int, reconnects: bool = False) -> None:
+    """Run the workers until their connections have died; with `reconnects` until they are cancelled."""
 
     async def work(number: int) -> None:
-        try:
-            async with connected(port, world.history, number) as peer:
-                await Worker(world, number, peer).run()
-        except Lost:
-            pass
+        life = 0
+        while True:
+            try:
+                async with connected(port, world.history, number) as peer:
+                    await Worker(world, number, peer, life).run()
+            except Lost:
+                if not reconnects:
+                    return
+                life += 1
+                await trio.sleep(0.05)
 
     try:
         async with connected(port, world.history, 0) as peer:
             await prepare(world, peer)
     except Lost:
-        return
+        if not reconnects:
+            return
     async with trio.open_nursery() as nursery:
         for number in range(WORKERS):
             nursery.start_soon(work, number)

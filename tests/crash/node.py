@@ -8,8 +8,9 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+from .stopwatch import Stopwatch
 
 READY_SECONDS = 30.0
 FAULT = "QUEEN_ACTORS_FAULT"
@@ -29,14 +30,22 @@ class Node:
         self._log = directory / "server.log"
         self._variables = {f"QUEEN_ACTORS_{name.upper()}": value for name, value in settings.items()}
         self._process: subprocess.Popen[bytes] | None = None
+        self.environment: dict[str, str] = {}
+        """Variables beside the settings."""
+        self.program = ["-m", "queen_actors"]
+        """What Python runs."""
+
+    @property
+    def pid(self) -> int:
+        return self._running.pid
 
     def spawn(self, fault: str | None = None) -> None:
         """Begin to start it, with a named point at which it is to die, perhaps."""
         ours = {
             name: value for name, value in os.environ.items() if name != "PORT" and not name.startswith("QUEEN_ACTORS_")
         }
-        variables = {**ours, **self._variables, **({FAULT: fault} if fault else {})}
-        command = [sys.executable, "-m", "queen_actors", "serve", "--port", "0", "--data", str(self.data)]
+        variables = {**ours, **self._variables, **self.environment, **({FAULT: fault} if fault else {})}
+        command = [sys.executable, *self.program, "serve", "--port", "0", "--data", str(self.data)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=variables
@@ -54,11 +63,13 @@ class Node:
         self.port = int(found[1])
 
     def start(self) -> float:
-        """Spawn, wait until it is ready; returns how many seconds that took. Raises NotReady."""
-        began = time.monotonic()
+        """Spawn, wait until it is ready; returns how many seconds that took, without those in which it had no
+        processor. Raises NotReady."""
+        watch = Stopwatch()
         self.spawn()
+        watch.add(self._running.pid)
         self.ready()
-        return time.monotonic() - began
+        return watch.seconds()
 
     def kill(self) -> bool:
         """SIGKILL. Returns whether it was there to be killed, and not dead already."""

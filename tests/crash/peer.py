@@ -54,6 +54,9 @@ class Peer:
         try:
             with trio.fail_after(ANSWER_SECONDS):
                 status, content = await self._exchange(_request(op, body))
+        except trio.Cancelled:  # the process is dead
+            call.answered = time.monotonic()
+            raise
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError) as error:
             call.answered = time.monotonic()
             raise Lost(f"{op}: {error!r}") from error

@@ -1,0 +1,35 @@
+"""Power cuts of the real process, and the control that shows that the rig sees a flush that is missing."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from .power import cuts
+
+CUTS = 6
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path) -> None:
+    """I1-I12, I14: after each cut it starts from what was flushed alone, and everything acknowledged is there."""
+    summary = await cuts(tmp_path, random.getrandbits(32), CUTS)
+    told = "\n".join(summary.lines())
+    print(told)
+    assert summary.violations == [], told
+    assert summary.counts["cuts"] + summary.points.total() >= CUTS, told
+    assert summary.counts["acknowledged"] > 30 * CUTS, told
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("ignore", ["journal-", "/"])
+async def test_a_missing_flush_is_found(tmp_path: Path, ignore: str) -> None:
+    """The control: when the journal's fdatasync, or the directory's fsync, does nothing, the rig reports it."""
+    summary = await cuts(tmp_path, random.getrandbits(32), 8, ignore)
+    told = "\n".join(summary.lines())
+    print(told)
+    assert summary.violations, told
