@@ -1,7 +1,8 @@
-"""The command line: serve, demo, sql, version.
+"""The command line: serve, demo, sql, doctor, version.
 
-Exit codes: 0 done; 1 a demo or a query that failed; 2 it could not start (arguments, data directory, address); 3 the
-storage failed; 4 it did not stop within its time; 128 + n the second signal, n, ended it at once.
+Exit codes: 0 done; 1 a demo or a query that failed, or a data directory with problems; 2 it could not start (arguments,
+data directory, address); 3 the storage failed; 4 it did not stop within its time; 128 + n the second signal, n, ended
+it at once.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .demo import run as run_demo
 from .errors import DataDirectoryError, QueenError, StorageFailed
 from .serve.listen import serve
 from .storage import store_of
+from .storage.doctor import examine, told
 from .storage.sql import VIEWS, query
 
 EXIT_FAILED, EXIT_START, EXIT_STORAGE, EXIT_LATE = 1, 2, 3, 4
@@ -77,6 +79,22 @@ def _parser() -> argparse.ArgumentParser:
     sql.add_argument("--data", metavar="DIR", default=defaults.data, help="the data directory (default %(default)s)")
     sql.add_argument("--format", choices=_PRINTERS, default="table", help="(default %(default)s)")
     sql.set_defaults(command=_sql)
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="say what is wrong with a stopped broker's data directory",
+        description="Look at every file of a data directory, and say what is wrong and what can be done. Nothing is "
+        "changed without --repair. Exit codes: 0 healthy, or healthy again; 1 there are problems; 2 it could not look.",
+        epilog="The key of encrypted payloads is read from QUEEN_ACTORS_ENCRYPTION_KEY, and the directory from "
+        "QUEEN_ACTORS_DATA; the flag wins.",
+    )
+    doctor.add_argument("--data", metavar="DIR", help=f"the data directory (default {defaults.data})")
+    doctor.add_argument(
+        "--repair",
+        action="store_true",
+        help="do what is safe: nothing that was answered is given up, and what is changed is kept beside",
+    )
+    doctor.set_defaults(command=_doctor)
 
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(command=_version)
@@ -196,6 +214,25 @@ def _sql(options: argparse.Namespace) -> int:
         return _give_up(EXIT_START if isinstance(error, DataDirectoryError) else EXIT_FAILED, error.detail)
     _PRINTERS[options.format](columns, rows)
     return 0
+
+
+# -- doctor ------------------------------------------------------------------------------------------------------------
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    try:
+        settings = load(os.environ, data=options.data)
+        cipher = Cipher(settings.encryption_key)
+    except ValueError as wrong:
+        return _give_up(EXIT_START, str(wrong))
+    path = settings.data or Settings().data or ""
+    try:
+        report = examine(path, cipher.open if settings.encryption_key else None, repair=options.repair)
+    except DataDirectoryError as error:
+        return _give_up(EXIT_START, error.detail)
+    for line in told(path, report, repaired=options.repair):
+        print(line)
+    return EXIT_FAILED if report.left else 0
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -14,7 +16,11 @@ from msgspec import Meta, Struct
 from . import limits
 
 PREFIX = "QUEEN_ACTORS_"
-"""What the name of an environment variable of ours begins with; those of no field are not ours to judge."""
+"""What the name of an environment variable of ours begins with."""
+_TRIALS = frozenset(("FAULT", "STEPS", "SEEDS", "KILLS"))
+"""Read by the crash points (`storage/faultpoints.py`) and by the tests, whose servers inherit them."""
+_SERVICE_LINK = re.compile(r"SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_.*)?")
+"""What Kubernetes sets in every container beside a service that is called `queen-actors`."""
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Size = Annotated[int, Meta(gt=0)]
@@ -60,12 +66,14 @@ def load(environ: Mapping[str, str], **flags: Any) -> Settings:
     `memory` (`QUEEN_ACTORS_MEMORY`) is `data` None. `PORT` counts when `QUEEN_ACTORS_PORT` is not there. Booleans are
     true, false, 1 or 0; a list is separated by commas; an empty variable counts as absent.
 
-    Raises ValueError, with the name and the value of what is wrong.
+    Raises ValueError, with the name and the value of what is wrong; also for a variable that is no setting.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     chosen: dict[str, Any] = {}
-    for field, kind in get_type_hints(Settings, include_extras=True).items():
-        names = [PREFIX + field.upper()] + (["PORT"] if field == "port" else [])
+    hints = get_type_hints(Settings, include_extras=True)
+    _refuse_unknown(environ, [variable(field) for field in hints] + [PREFIX + "MEMORY"])
+    for field, kind in hints.items():
+        names = [variable(field)] + (["PORT"] if field == "port" else [])
         name = next((name for name in names if environ.get(name)), None)
         if field in given:
             chosen[field] = _convert(f"--{field.replace('_', '-')}", given[field], kind)
@@ -75,6 +83,21 @@ def load(environ: Mapping[str, str], **flags: Any) -> Settings:
     if given.get("memory") or ("data" not in given and _convert(memory, environ.get(memory) or "false", bool)):
         chosen["data"] = None
     return Settings(**chosen)
+
+
+def variable(field: str) -> str:
+    """The environment variable of a setting."""
+    return PREFIX + field.upper()
+
+
+def _refuse_unknown(environ: Mapping[str, str], known: list[str]) -> None:
+    """Raise ValueError for a variable of ours that nothing reads: it was meant to do something."""
+    for name in sorted(environ):
+        rest = name.removeprefix(PREFIX)
+        if rest == name or name in known or rest in _TRIALS or _SERVICE_LINK.fullmatch(rest):
+            continue
+        nearest = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0)[0]
+        raise ValueError(f"{name} is no setting; the nearest is {nearest}. Rename it, or unset it.")
 
 
 def _convert(name: str, value: object, kind: Any) -> Any:

@@ -14,12 +14,14 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from msgspec.structs import replace
 
+from queen_actors.config import variable
 from queen_actors.domain.effects import Record
 from queen_actors.errors import BadRequest, QueenError
 
 _MAGIC = b"\x00E1"
 _NONCE_BYTES = 12
 KEY_BYTES = 32
+_VARIABLE = variable("encryption_key")
 
 NO_KEY = (
     "this queue's payloads are encrypted, and the broker was started without the key: set encryption_key "
@@ -35,9 +37,9 @@ def parse_key(text: str) -> bytes:
         try:
             key = base64.b64decode(text, validate=True)
         except binascii.Error:
-            raise ValueError("encryption_key is neither hex nor base64") from None
+            raise ValueError(f"{_VARIABLE} is neither hex nor base64") from None
     if len(key) != KEY_BYTES:
-        raise ValueError(f"encryption_key must be {KEY_BYTES} bytes, in hex or base64; it has {len(key)}")
+        raise ValueError(f"{_VARIABLE} must be {KEY_BYTES} bytes, in hex or base64; it has {len(key)}")
     return key
 
 

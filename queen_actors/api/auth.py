@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-from queen_actors.config import Settings
+from queen_actors.config import Settings, variable
 from queen_actors.errors import Forbidden, Unauthorized
 
 from .access import Access, Authorize, Caller, open_to_all
@@ -37,6 +37,7 @@ ROLES: Mapping[str, frozenset[Access]] = {
 }
 """What each role grants. `produce-only` is another word for the reference's `write-only`."""
 
+_SECRET, _KEY = variable("jwt_secret"), variable("jwt_public_key")
 _HMAC = ("HS256", "HS384", "HS512")
 _RSA = ("RS256", "RS384", "RS512")
 _CURVES = {"secp256r1": ("ES256",), "secp384r1": ("ES384",), "secp521r1": ("ES512",)}
@@ -45,7 +46,7 @@ _CURVES = {"secp256r1": ("ES256",), "secp384r1": ("ES384",), "secp521r1": ("ES51
 def authorizer(settings: Settings) -> Authorize:
     """The check that the settings ask for. Raises ValueError when their secret or key cannot be used."""
     if settings.jwt_secret and settings.jwt_public_key:
-        raise ValueError("set jwt_secret or jwt_public_key, not both: a token has one kind of signature")
+        raise ValueError(f"set {_SECRET} or {_KEY}, not both: a token has one kind of signature")
     if settings.jwt_secret:
         return BearerTokens(settings.jwt_secret, _HMAC)
     if settings.jwt_public_key:
@@ -57,14 +58,14 @@ def _public_key(pem: str) -> tuple[Any, tuple[str, ...]]:
     try:
         key = load_pem_public_key(pem.encode())
     except (ValueError, UnsupportedAlgorithm) as wrong:
-        raise ValueError(f"jwt_public_key is not a PEM public key: {wrong}") from None
+        raise ValueError(f"{_KEY} is not a PEM public key: {wrong}") from None
     if isinstance(key, RSAPublicKey):
         return key, _RSA
     if isinstance(key, EllipticCurvePublicKey) and key.curve.name in _CURVES:
         return key, _CURVES[key.curve.name]
     if isinstance(key, Ed25519PublicKey | Ed448PublicKey):
         return key, ("EdDSA",)
-    raise ValueError("jwt_public_key must be an RSA, P-256, P-384, P-521, Ed25519 or Ed448 key")
+    raise ValueError(f"{_KEY} must be an RSA, P-256, P-384, P-521, Ed25519 or Ed448 key")
 
 
 class BearerTokens:

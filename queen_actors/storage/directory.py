@@ -23,7 +23,7 @@ import re
 import shutil
 import struct
 import zlib
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -31,7 +31,7 @@ from queen_actors import limits
 from queen_actors.errors import DataDirectoryError
 
 from . import faultpoints
-from .fileops import FileOps
+from .fileops import FULL, FileOps
 
 FORMAT_LINE = "queen-actors data directory, format 1\n"
 
@@ -113,7 +113,7 @@ class DataDirectory:
                 raise
             return directory
         except OSError as error:
-            raise DataDirectoryError(f"The data directory {path} cannot be used: {error}.") from error
+            raise unusable(path, error) from error
 
     def release(self) -> None:
         """Let another process take the directory; safe to call twice."""
@@ -174,15 +174,8 @@ class DataDirectory:
 
     def noted_position(self) -> tuple[int, int]:
         """The greatest position that was written down, and the newest journal's; (0, 0) when there is no note."""
-        best = (0, 0)
-        for offset in (0, _SLOT_BYTES):
-            page = os.pread(self._position_file, _SLOT.size + _CRC.size, offset)
-            if len(page) < _SLOT.size + _CRC.size:
-                continue
-            magic, position, journal = _SLOT.unpack_from(page)
-            if magic == _SLOT_MAGIC and _CRC.unpack_from(page, _SLOT.size)[0] == zlib.crc32(page[: _SLOT.size]):
-                best = max(best, (position, journal))
-        return best
+        notes = [note for note in _slots(self._position_file) if note is not None and note != "empty"]
+        return max(notes, default=(0, 0))
 
     def remove_unfinished_builds(self) -> None:
         """Give back the room of a file that could not be built. An error here is of no consequence."""
@@ -196,6 +189,45 @@ class DataDirectory:
         for name in os.listdir(self.path):
             if name.endswith((".tmp", ".tmp.wal")):
                 self.ops.unlink(os.path.join(self.path, name))
+
+
+Note = tuple[int, int]
+
+
+def noted_slots(path: str) -> list[Note | Literal["empty"] | None]:
+    """The notes of a POSITION file: (position, journal), or "empty" where none was written, or None for one that
+    cannot be read. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _slots(fd)
+    finally:
+        os.close(fd)
+
+
+def _slots(fd: int) -> list[Note | Literal["empty"] | None]:
+    found: list[Note | Literal["empty"] | None] = []
+    for offset in (0, _SLOT_BYTES):
+        page = os.pread(fd, _SLOT.size + _CRC.size, offset)
+        if not page.strip(b"\0"):
+            found.append("empty")
+            continue
+        whole = len(page) == _SLOT.size + _CRC.size and page.startswith(_SLOT_MAGIC)
+        if whole and _CRC.unpack_from(page, _SLOT.size)[0] == zlib.crc32(page[: _SLOT.size]):
+            _, position, journal = _SLOT.unpack_from(page)
+            found.append((position, journal))
+        else:
+            found.append(None)
+    return found
+
+
+def unusable(path: str, error: Exception) -> DataDirectoryError:
+    """What an open raises when the system, or DuckDB, refuses it a file."""
+    if isinstance(error, OSError) and error.errno in FULL:
+        return DataDirectoryError(
+            f"The disk that holds the data directory {path} is full, and a start needs a few KiB. Make room, and start "
+            "again; nothing was changed."
+        )
+    return DataDirectoryError(f"The data directory {path} cannot be used: {error}.")
 
 
 def file_checksum(path: str) -> int:

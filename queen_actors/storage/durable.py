@@ -16,7 +16,7 @@ from queen_actors.domain.effects import Entry, Record, encode_entries
 from queen_actors.errors import DataDirectoryError, StorageFailed, StorageFull, Unavailable
 from queen_actors.ports import Recovered, Recovery, SealedRun, StoreStatistics
 
-from .directory import DataDirectory
+from .directory import DataDirectory, unusable
 from .fileops import FileOps
 from .log import Log
 from .upkeep import Evict
@@ -72,7 +72,13 @@ class DurableStore:
         except (OSError, duckdb.Error) as error:
             opened.let_go()
             self._open = None
-            raise DataDirectoryError(f"The data directory {self._path} cannot be used: {error}.") from error
+            raise unusable(self._path, error) from error
+        except DataDirectoryError as error:
+            opened.let_go()
+            self._open = None
+            raise DataDirectoryError(
+                f"{error.detail} `queen-actors doctor --data {self._path}` lists all that is wrong with the directory."
+            ) from error
         except BaseException:
             opened.let_go()
             self._open = None

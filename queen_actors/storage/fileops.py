@@ -11,6 +11,7 @@ import fcntl
 import os
 from collections.abc import Sequence
 
+MODE = 0o640  # of every file of the log, less what the process's umask takes
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 """The errors by which a file system refuses a write for want of room, or of the process's share of it."""
 
@@ -29,11 +30,11 @@ class FileOps:
 
     def create(self, path: str) -> int:
         """Create a file that must not exist yet; its descriptor, open for reading and writing."""
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
 
     def open(self, path: str) -> int:
         """Open a file for reading and writing; it is created empty if it is not there."""
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE)
 
     def close(self, fd: int) -> None:
         os.close(fd)
@@ -57,6 +58,10 @@ class FileOps:
 
     def truncate(self, fd: int, length: int) -> None:
         os.ftruncate(fd, length)
+
+    def restrict(self, path: str) -> None:
+        """Take from a file that someone else made what `create` and `open` do not give: it is as private as theirs."""
+        os.chmod(path, os.stat(path).st_mode & MODE)
 
     def sync_data(self, fd: int) -> None:
         """Make what was written to the file durable, with the metadata that reading it back needs."""

@@ -232,6 +232,7 @@ def make_file(
         if os.path.exists(leftover):
             ops.unlink(leftover)
     duck.create(connection, path, alias, expected_bytes)
+    ops.restrict(path)
     for table, columns in tables.items():
         connection.execute(f"CREATE TABLE {alias}.{table} ({schema.definition(columns)})")
     connection.execute(f"CREATE TABLE {alias}.meta ({schema.definition(schema.META)})")

@@ -8,9 +8,10 @@ from queen_actors.config import Settings, load
 
 
 def test_an_empty_environment_gives_the_defaults() -> None:
-    """Nothing set, and variables set to nothing, are the defaults; variables of no field are left alone."""
+    """Nothing set, and variables set to nothing, are the defaults; so are those that Kubernetes sets for a service."""
     assert load({}) == Settings()
     environ = {"QUEEN_ACTORS_PORT": "", "QUEEN_ACTORS_SERVICE_HOST": "10.0.0.1", "HOST": "elsewhere"}
+    environ |= {"QUEEN_ACTORS_SERVICE_PORT_HTTP": "6632", "QUEEN_ACTORS_PORT_6632_TCP_ADDR": "10.0.0.1"}
     assert load(environ) == Settings()
 
 
@@ -86,3 +87,24 @@ def test_what_a_word_may_be_is_told() -> None:
     """Where there are some words to choose from, the error has them."""
     with pytest.raises(ValueError, match=r"^QUEEN_ACTORS_LOG_LEVEL=loud: expected one of debug, info, warning, error$"):
         load({"QUEEN_ACTORS_LOG_LEVEL": "loud"})
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("QUEEN_ACTORS_DTAA", "QUEEN_ACTORS_DATA"),
+        ("QUEEN_ACTORS_JOURNAL_ROLL_SECOND", "QUEEN_ACTORS_JOURNAL_ROLL_SECONDS"),
+        ("QUEEN_ACTORS_IN_MEMORY", "QUEEN_ACTORS_MEMORY"),
+        ("QUEEN_ACTORS_data", "QUEEN_ACTORS_DATA"),
+    ],
+)
+def test_a_mistyped_variable_is_refused(name: str, nearest: str) -> None:
+    """A variable of ours that is no setting would do nothing: it is named, with the one that was meant."""
+    with pytest.raises(ValueError, match=rf"^{name} is no setting; the nearest is {nearest}\."):
+        load({name: "x"})
+
+
+def test_variables_of_trials_are_no_settings() -> None:
+    """What the crash points and the tests read may be in a server's environment."""
+    names = ("FAULT", "STEPS", "SEEDS", "KILLS")
+    assert load({f"QUEEN_ACTORS_{name}": "1" for name in names}) == Settings()

@@ -184,8 +184,13 @@ def test_a_foreign_directory_is_one_sentence(start: Start, tmp_path: Path) -> No
         (["--port", "70000"], {}, "--port=70000"),
         ([], {"QUEEN_ACTORS_PORT": "many"}, "QUEEN_ACTORS_PORT=many"),
         ([], {"PORT": "many"}, "PORT=many"),
-        ([], {"QUEEN_ACTORS_JWT_PUBLIC_KEY": "no key"}, "jwt_public_key"),
-        ([], {"QUEEN_ACTORS_ENCRYPTION_KEY": "short"}, "encryption_key"),
+        ([], {"QUEEN_ACTORS_JWT_PUBLIC_KEY": "no key"}, "QUEEN_ACTORS_JWT_PUBLIC_KEY is not"),
+        ([], {"QUEEN_ACTORS_ENCRYPTION_KEY": "short"}, "QUEEN_ACTORS_ENCRYPTION_KEY is neither"),
+        (
+            [],
+            {"QUEEN_ACTORS_LOGLEVEL": "debug"},
+            "QUEEN_ACTORS_LOGLEVEL is no setting; the nearest is QUEEN_ACTORS_LOG_LEVEL",
+        ),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(

@@ -388,6 +388,23 @@ async def test_a_full_disk_is_opened(tmp_path: pathlib.Path) -> None:
     await store.close()
 
 
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_full_disk_with_an_empty_log_is_told(tmp_path: pathlib.Path, begun: bool) -> None:
+    """With nothing in the log there is no journal to go on with: the open is refused, and says to make room; nothing
+    was changed, and with room it opens."""
+    ops = FaultyOps()
+    if begun:
+        store, _ = await opened(tmp_path, ops=ops)
+        await store.close()
+    ops.room = 0
+    with pytest.raises(DataDirectoryError, match=r"is full, and a start needs a few KiB\. Make room, and start again"):
+        await opened(tmp_path, ops=ops)
+    ops.room = None
+    store, _ = await opened(tmp_path, ops=ops)
+    await store.commit([entry(1, kv("a", 1))])
+    await store.close()
+
+
 async def test_what_is_recovered_is_made_durable(tmp_path: pathlib.Path) -> None:
     """A process that died may have left its last frames in the system's cache: an open flushes the journal before
     anything of it is shown, also where nothing was allocated ahead that would have to be cut off."""
