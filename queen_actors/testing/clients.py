@@ -1,30 +1,24 @@
-"""The simulation's clients: each does random things of one kind for as long as the run lasts, and writes them down."""
+"""The simulation's clients, and those of messages: each does random things of one kind for as long as the run lasts,
+and writes them down."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from decimal import Decimal
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import trio
 
-from queen_actors.broker import Broker
-from queen_actors.domain.cursor import Ack, PopReply, PopRequest
-from queen_actors.domain.kv import Check, Get, GetResult, Incr, KvOp, KvResult, Precondition, Put, WriteResult
-from queen_actors.domain.locks import Acquire, LockOp, LockResult, Release, Renew
+from queen_actors.domain.cursor import Ack, PopRequest
 from queen_actors.domain.partition import PushItem
-from queen_actors.domain.timers import Cancel, Schedule
-from queen_actors.domain.transaction import Committed, Transaction
 
+from .faces import Face
 from .history import Event
 
-T = TypeVar("T")
 SECOND = 1_000_000
 QUEUES = ("sim.a.x", "sim.a.y")
 PARTITIONS = ("p0", "p1", "p2")
-COUNTER_MAX = 40
-LOCKS = ("l0", "l1")
+FOREVER = 99.0
 
 
 class World(Protocol):
@@ -35,23 +29,17 @@ class World(Protocol):
     @property
     def over(self) -> bool: ...
 
-    async def call(
-        self,
-        client: str,
-        op: str,
-        asked: dict[str, Any],
-        do: Callable[[Broker], Awaitable[T]],
-        note: Callable[[T], Any],
-    ) -> tuple[Event, T | None]:
-        """Make a call on whatever broker is up, and write down what came of it: None when it was not answered."""
+    def direct(self, client: str) -> bool:
+        """Does it call the broker in its own process? Then a call that it gives up is over at once."""
+        ...
+
+    async def call(self, client: str, op: str, asked: dict[str, Any], do: Callable[[Face], Awaitable[Any]]) -> Event:
+        """Make a call on whatever broker is up, by the client's own way in, and write down what came of it."""
         ...
 
 
 async def pause(world: World, most: float) -> None:
     await trio.sleep(world.random.choice([0.0, 0.001, world.random.random() * most]))
-
-
-# -- messages ----------------------------------------------------------------------------------------------------------
 
 
 def item_of(txn: str) -> PushItem:
@@ -76,16 +64,9 @@ async def producer(world: World, name: str) -> None:
         await pause(world, 1)
 
 
-async def push(world: World, name: str, items: list[PushItem]) -> Event:
+async def push(world: World, name: str, items: list[PushItem], op: str = "push") -> Event:
     asked = {"items": [(item.queue, item.partition, item.txn) for item in items]}
-    event, _ = await world.call(
-        name,
-        "push",
-        asked,
-        lambda broker: broker.push(items),
-        lambda found: [(o.txn, o.status, o.offset, o.message_id) for o in found],
-    )
-    return event
+    return await world.call(name, op, asked, lambda face: face.push(items))
 
 
 async def consumer(world: World, name: str, group: str, *, auto_ack: bool = False) -> None:
@@ -106,231 +87,142 @@ async def consumer(world: World, name: str, group: str, *, auto_ack: bool = Fals
             lease=rng.choice([1, 2, 5]) * SECOND,
             auto_ack=auto_ack,
         )
-        event, reply = await pop(world, name, request, patience=rng.choice([0.01, 1, 99]))
-        if event.ok and reply is not None and reply.lease_id:
-            await settle(world, name, reply)
+        event = await pop(world, name, request, patience=rng.choice([0.01, 1, FOREVER]))
+        if event.ok and event.found is not None and event.found[0]:
+            await settle(world, name, group, event.found)
         await pause(world, 0.5)
 
 
-async def pop(world: World, name: str, request: PopRequest, patience: float = 99) -> tuple[Event, PopReply | None]:
-    """A caller that gives up after its `patience` (seconds) leaves no lease behind."""
-    asked = {"group": request.group, "lease": request.lease, "autoAck": request.auto_ack}
+async def pop(world: World, name: str, request: PopRequest, patience: float = FOREVER, op: str = "pop") -> Event:
+    """A caller that gives up after its `patience` (seconds) leaves no lease behind; it found None."""
+    asked = {"group": request.group, "lease": request.lease, "wait": request.wait, "direct": world.direct(name)}
 
-    async def do(broker: Broker) -> PopReply | None:
+    async def do(face: Face) -> Any:
         with trio.move_on_after(patience):
-            return await broker.pop(request)
+            return await face.pop(request)
         return None
 
-    return await world.call(name, "pop", asked, do, noted)
+    return await world.call(name, op, asked, do)
 
 
-def noted(reply: PopReply | None) -> Any:
-    if reply is None:
-        return None
-    return reply.lease_id, [
-        (c.queue, c.partition, c.pid, c.attempt, [(r.offset, r.txn, r.id, r.payload, r.ts) for r in c.records])
-        for c in reply.claims
-    ]
-
-
-async def settle(world: World, name: str, reply: PopReply) -> None:
-    """Acknowledges partition by partition: all, a part, with signals, late, or never."""
-    rng = world.random
-    for claim in reply.claims:
+async def settle(world: World, name: str, group: str, found: Any) -> None:
+    """Acknowledges partition by partition: all, a part, with signals, late, after an extension, or never."""
+    rng, (lease, claims) = world.random, found
+    for _, _, pid, _, records in claims:
+        if rng.random() < 0.2:
+            await extend(world, name, lease, rng.choice([1, 3]))
         await pause(world, 3)
-        names = [record.txn for record in claim.records]
+        names = [record[1] for record in records]
         if rng.random() < 0.15:
             continue
         words = ["completed"] * len(names)
         if rng.random() < 0.3:
             words = rng.choices(["completed", "failed", "retry", "dlq"], [6, 2, 2, 1], k=len(names))
         count = rng.choice([len(names), len(names), rng.randrange(len(names)) + 1])
-        acks = [
-            Ack(txn, claim.pid, reply.group, word, reply.lease_id)
-            for txn, word in list(zip(names, words, strict=True))[:count]
-        ]
+        pairs = list(zip(names, words, strict=True))[:count]
         if rng.random() < 0.1:
-            await release(world, name, reply.lease_id)
-        await ack(world, name, acks)
+            await release(world, name, lease)
+        await ack(world, name, [Ack(txn, pid, group, word, lease) for txn, word in pairs])
 
 
-async def ack(world: World, name: str, acks: list[Ack]) -> Event:
+async def ack(world: World, name: str, acks: list[Ack], op: str = "ack") -> Event:
     asked = {
         "group": acks[0].group,
         "pid": acks[0].pid,
         "lease": acks[0].lease_id,
         "acks": [(a.txn, a.status) for a in acks],
     }
-    event, _ = await world.call(
-        name,
-        "ack",
-        asked,
-        lambda broker: broker.ack(acks),
-        lambda found: [(o.success, o.noop, o.dlq, o.lease_released) for o in found],
-    )
-    return event
+    return await world.call(name, op, asked, lambda face: face.ack(acks))
 
 
-async def release(world: World, name: str, lease: str) -> None:
-    await world.call(name, "release", {"lease": lease}, lambda broker: broker.release(lease), lambda count: count)
+async def release(world: World, name: str, lease: str, op: str = "release") -> Event:
+    return await world.call(name, op, {"lease": lease}, lambda face: face.release(lease))
 
 
-# -- keys, locks, timers, transactions ---------------------------------------------------------------------------------
+async def extend(world: World, name: str, lease: str, seconds: int, op: str = "extend") -> Event:
+    asked = {"lease": lease, "seconds": seconds}
+    return await world.call(name, op, asked, lambda face: face.extend(lease, seconds))
 
 
-def noted_kv(found: list[KvResult] | Precondition) -> Any:
-    if isinstance(found, Precondition):
-        return "precondition"
-    return [_noted_result(result) for result in found]
+# -- a partition of one's own ------------------------------------------------------------------------------------------
+
+SOLO = "solo"
 
 
-def _noted_result(result: KvResult) -> Any:
-    if isinstance(result, WriteResult):
-        return result.applied, result.value, result.version
-    if isinstance(result, GetResult):
-        return None if result.row is None else (result.row.value, result.row.version)
-    return None
+class _Solo:
+    """What the only client of a partition and group remembers, to ask for what is worth asking."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.lease = ""
+        self.pid = 0
+        self.delivered: list[Any] = []
+        self.known: dict[int, Any] = {}
 
 
-async def kv(world: World, name: str, op: str, asked: dict[str, Any], ops: list[KvOp]) -> Event:
-    event, _ = await world.call(name, op, asked, lambda broker: broker.kv(ops), noted_kv)
-    return event
-
-
-async def keeper(world: World, name: str) -> None:
-    """Counters with a bound, compare-and-set, keys that one of many may create, keys that expire."""
-    number = 0
+async def soloist(world: World, name: str) -> None:
+    """The only producer and the only consumer of one queue: what it may be answered is known to the letter."""
+    mine, queue = _Solo(), f"{SOLO}.{name}"
     while not world.over:
-        rng, number = world.random, number + 1
-        key = f"{rng.randrange(4)}"
-        what = rng.randrange(5)
-        if what == 0:
-            op = Incr("sim", "counter", Decimal(1), None, max=Decimal(COUNTER_MAX))
-            await kv(world, name, "incr", {"key": "counter"}, [op])
-        elif what == 1:
-            once = f"once{rng.randrange(30)}"
-            await kv(world, name, "once", {"key": once}, [Put("sim", once, b"1", None, if_absent=True)])
-        elif what == 2:
-            read = await kv(world, name, "get", {"key": key}, [Get("sim", key)])
-            if read.ok:
-                expect = read.found[0][1] if read.found[0] else 0
-                value = f'"{name}.{number}"'.encode()
-                await pause(world, 0.1)
-                asked = {"key": key, "expect": expect, "value": value}
-                await kv(world, name, "cas", asked, [Put("sim", key, value, None, expect=expect)])
-        elif what == 3:
-            short, ttl = f"short.{name}.{number}", rng.choice([1, 2]) * SECOND
-            put = await kv(world, name, "short", {"key": short, "ttl": ttl}, [Put("sim", short, b"1", ttl)])
-            await trio.sleep(rng.choice([0.5, 1.5, 2.5]))
-            if put.ok:
-                await kv(world, name, "expiry", {"key": short, "put": (put.start, put.end, ttl)}, [Get("sim", short)])
-        else:
-            pair = [Put("sim", f"pair{place}", b"%d" % number, None) for place in (0, 1)]
-            await kv(world, name, "pair", {"key": "pair"}, list(pair))
-            await kv(world, name, "both", {"key": "pair"}, [Get("sim", "pair0"), Get("sim", "pair1")])
+        rng = world.random
+        what = rng.choice(["push", "pop", "pop", "ack", "ack", "quit", "extend", "release", "seek", "beyond", "late"])
+        if what == "push":
+            await _push_until_answered(world, name, queue, mine, rng.choice([1, 1, 3]))
+        elif what in ("pop", "quit"):
+            await _pop_alone(world, name, queue, mine, quit=what == "quit")
+        elif what == "seek":
+            stamps = sorted({record[4] for record in mine.known.values()})
+            to = rng.choice([None, 0, *stamps, *stamps])
+            await _seek(world, name, queue, to)
+        elif mine.lease:
+            await _settle_alone(world, name, mine, what)
+        await pause(world, 0.5)
+    await _push_until_answered(world, name, queue, mine, 1)
+
+
+async def _seek(world: World, name: str, queue: str, to: int | None) -> None:
+    await world.call(name, "solo.seek", {"to": to}, lambda face: face.seek(name, queue, to))
+
+
+async def _push_until_answered(world: World, name: str, queue: str, mine: _Solo, count: int) -> None:
+    items = [PushItem(queue, "one", b'"%d"' % n, f"{name}.{n}") for n in range(mine.sent, mine.sent + count)]
+    mine.sent += count
+    while not (await push(world, name, items, "solo.push")).ok:
         await pause(world, 1)
 
 
-def noted_lock(found: list[LockResult]) -> Any:
-    return [(result.ok, result.token, result.already) for result in found]
-
-
-async def lock_call(world: World, name: str, op: str, asked: dict[str, Any], call: LockOp) -> int:
-    """The token of a grant or a renewal; 0 when there is none."""
-    event, _ = await world.call(name, op, asked, lambda broker: broker.locks([call]), noted_lock)
-    return event.found[0][1] if event.ok and event.found[0][0] else 0
-
-
-async def locker(world: World, name: str) -> None:
-    """Takes a lock, does guarded work under it, perhaps for longer than it lasts, and may give it back."""
-    number = 0
-    while not world.over:
-        rng, number = world.random, number + 1
-        lock, ttl = rng.choice(LOCKS), rng.choice([1, 3]) * SECOND
-        owner = f"{name}.{number}"
-        asked: dict[str, Any] = {"lock": lock, "ttl": ttl, "owner": owner}
-        token = await lock_call(world, name, "acquire", asked, Acquire(lock, ttl, owner))
-        if token:
-            await trio.sleep(rng.choice([0.1, 2.0]))
-            asked = {"lock": lock, "token": token, "ttl": ttl}
-            if rng.random() < 0.3:
-                renewal = Renew(lock, token, ttl, 0, owner)
-                token = await lock_call(world, name, "renew", asked, renewal) or token
-            await guarded(world, name, lock, token, number)
-            if rng.random() < 0.7:
-                await lock_call(world, name, "unlock", {**asked, "token": token}, Release(lock, token, 0))
-        await pause(world, 1)
-
-
-async def guarded(world: World, name: str, lock: str, token: int, number: int) -> None:
-    txn = f"{name}.{number}"
-    guard = Check("queen-locks", f"{lock}#0", token, required=True)
-    write = Put("sim", f"guarded.{lock}", b"%d" % token, None)
-    bundle = Transaction(steps=(item_of(txn),), kv=(guard, write))
-    await transact(world, name, {"lock": lock, "token": token, "txns": [txn], "keys": []}, bundle)
-
-
-async def transact(world: World, name: str, asked: dict[str, Any], bundle: Transaction) -> Event:
-    event, _ = await world.call(
-        name,
-        "transaction",
-        asked,
-        lambda broker: broker.transaction(bundle),
-        lambda found: (True, noted_kv(list(found.kv))) if isinstance(found, Committed) else (False, found.reason),
+async def _pop_alone(world: World, name: str, queue: str, mine: _Solo, *, quit: bool) -> None:
+    rng = world.random
+    request = PopRequest(
+        queue=queue,
+        partition="one",
+        group=name,
+        batch=rng.choice([1, 2, 5]),
+        lease=rng.choice([1, 2]) * SECOND,
+        wait=rng.choice([0, 0, 1]) * SECOND,
     )
-    return event
+    event = await pop(world, name, request, rng.choice([0.0, 0.01, 0.05]) if quit else FOREVER, "solo.pop")
+    if event.ok and event.found is not None and event.found[1]:
+        mine.lease, ((_, _, mine.pid, _, mine.delivered),) = event.found
+        mine.known.update((record[0], record) for record in mine.delivered)
 
 
-async def transactor(world: World, name: str) -> None:
-    """Two messages, a key and a timer, all or nothing; now and then with a condition that does not hold."""
-    number = 0
-    while not world.over:
-        number += 1
-        txns = [f"{name}.{number}.{place}" for place in (0, 1)]
-        key, timer = f"all.{name}.{number}", f"{name}.{number}"
-        ops: list[KvOp] = [Put("sim", key, b"1", None)]
-        if world.random.random() < 0.3:
-            ops.append(Check("sim", "nowhere", 1, required=True))
-        bundle = Transaction(
-            steps=tuple(item_of(txn) for txn in txns),
-            kv=tuple(ops),
-            timers=(Schedule(QUEUES[0], timer, b"1", 2 * SECOND, f"{timer}.t", PARTITIONS[0]),),
-        )
-        await transact(world, name, {"txns": txns, "keys": [key], "timer": f"{timer}.t"}, bundle)
-        await pause(world, 2)
-
-
-async def scheduler(world: World, name: str) -> None:
-    """Schedules, moves and cancels timers."""
-    number = 0
-    while not world.over:
-        rng, number = world.random, number + 1
-        queue, key = rng.choice(QUEUES), f"{name}.{number}"
-        for move in range(rng.choice([1, 1, 2])):
-            delay = rng.choice([0, 1, 3, 8]) * SECOND
-            timer = Schedule(queue, key, b'"timed"', delay, f"{key}.{move}", rng.choice(PARTITIONS))
-            await schedule(world, name, timer)
-            await pause(world, 2)
-        if rng.random() < 0.4:
-            await cancel(world, name, Cancel(queue, key))
-        await pause(world, 1)
-
-
-async def schedule(world: World, name: str, timer: Schedule) -> None:
-    await world.call(
-        name,
-        "schedule",
-        {"queue": timer.queue, "key": timer.key, "txn": timer.txn, "delay": timer.delay},
-        lambda broker: broker.timers([timer]),
-        lambda found: [(r.status, r.message_id, r.deliver_at) for r in found],
-    )
-
-
-async def cancel(world: World, name: str, timer: Cancel) -> None:
-    await world.call(
-        name,
-        "cancel",
-        {"queue": timer.queue, "key": timer.key},
-        lambda broker: broker.timers([timer]),
-        lambda found: [(r.status, r.txn) for r in found],
-    )
+async def _settle_alone(world: World, name: str, mine: _Solo, what: str) -> None:
+    rng, lease = world.random, mine.lease
+    txns = [record[1] for record in mine.delivered]
+    if what == "extend":
+        await extend(world, name, lease, rng.choice([1, 2]), "solo.extend")
+        return
+    if what == "release":
+        await release(world, name, lease, "solo.release")
+        return
+    if what == "late":
+        await trio.sleep(rng.choice([0.9, 1.1, 2.5]))
+    word = "completed"
+    if what == "beyond":
+        txns = [f"{name}.{mine.sent - 1}"]
+    elif rng.random() < 0.15:
+        word = "retry"
+    elif rng.random() < 0.3:
+        txns = txns[: rng.randrange(len(txns)) + 1]
+    await ack(world, name, [Ack(txn, mine.pid, name, word, lease) for txn in txns], "solo.ack")

@@ -1,45 +1,92 @@
 """The simulator: the whole broker on virtual time, its clients, and everything that can go wrong, from one seed.
 
     python -m queen_actors.testing.sim --seed 7
-    python -m queen_actors.testing.sim --seeds 0..199
+    python -m queen_actors.testing.sim --seeds 0..9999 --jobs 2
 
-prints a digest of each history, equal for equal seeds, or what promise was broken, with the seed that shows it.
+Of a seed that breaks a promise it prints which one, its options and its history, and it does so again each time. Of the
+others it prints what they came to.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import random
 import sys
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
 
 import trio
 from msgspec import Struct
+from msgspec.structs import asdict
 
-from queen_actors.actors.clock import RandomIds, TrioClock
-from queen_actors.broker import Broker, running
-from queen_actors.config import Settings
 from queen_actors.domain.cursor import Ack, PopRequest
 from queen_actors.domain.kv import Get
 from queen_actors.domain.queue import Configure
-from queen_actors.errors import Overloaded, QueenError, StorageFailed, StorageFull
-from queen_actors.storage.memory import Faults, MemoryStore
 
-from . import clients
+from . import clients, clients_state
 from .audit import Audit, Violation
 from .determinism import run
+from .faces import Broken, Direct, Face, Refused, Unanswered
 from .history import Event, History
-from .state import state_of
+from .life import SECOND, Life, Lives, Trouble
+from .links import HttpLink, Link, SocketLink
+from .remote import Remote
 
-T = TypeVar("T")
-SECOND = 1_000_000
-WALL = 1_700_000_000 * SECOND
 GROUPS, LOOSE, READER = ("g", "h"), "loose", "reader"
+FACES = ("direct", "direct", "http", "socket")
+SECONDS = 8.0
+"""Virtual time of a run before everything must drain: short ones find more in the same time."""
+
+Client = Callable[["Simulation", str], Awaitable[None]]
+
+
+def _consumer(group: str) -> Client:
+    return lambda world, name: clients.consumer(world, name, group)
+
+
+def _taker(world: Simulation, name: str) -> Awaitable[None]:
+    return clients.consumer(world, name, LOOSE, auto_ack=True)
+
+
+CLIENTS: dict[str, tuple[Client, int]] = {
+    "producer": (clients.producer, 2),
+    "consumer.g": (_consumer("g"), 2),
+    "consumer.h": (_consumer("h"), 1),
+    "taker": (_taker, 1),
+    "soloist": (clients.soloist, 2),
+    "keeper": (clients_state.keeper, 3),
+    "refresher": (clients_state.refresher, 1),
+    "onlooker": (clients_state.onlooker, 2),
+    "locker": (clients_state.locker, 3),
+    "scheduler": (clients_state.scheduler, 2),
+    "transactor": (clients_state.transactor, 2),
+    "mover": (clients_state.mover, 2),
+}
+"""Kinds of clients, and how many of each a run may have. One that is there has company that makes it worth while."""
+COMPANY = {"consumer.g": "producer", "consumer.h": "producer", "taker": "producer", "onlooker": "refresher"}
+
+
+class Plan(Struct, frozen=True):
+    """What a seed decides before anything runs: how long, which clients by which way in, and what goes wrong."""
+
+    seconds: float
+    people: tuple[tuple[str, str], ...]
+    """(name, way in) of each client; the name begins with its kind."""
+    trouble: Trouble
+
+    @classmethod
+    def drawn(cls, rng: random.Random, seconds: float) -> Plan:
+        kinds = rng.sample(sorted(CLIENTS), rng.choice([2, 3, 4]))
+        kinds = list(dict.fromkeys([*kinds, *(COMPANY[kind] for kind in kinds if kind in COMPANY)]))
+        people = [(f"{kind}{n}", rng.choice(FACES)) for kind in kinds for n in range(rng.randint(1, CLIENTS[kind][1]))]
+        return cls(seconds, tuple(people), Trouble.drawn(rng, seconds))
 
 
 class Report(Struct, frozen=True):
-    """What a run came to. `starts`: how often the broker was started."""
+    """What a run came to. `events`: how many answers were judged; `starts`: how often the broker was started."""
 
     seed: int
     events: int
@@ -47,182 +94,184 @@ class Report(Struct, frozen=True):
     digest: str
 
 
-class _Crash(Exception):
-    """The process dies here."""
+class Failure(Struct, frozen=True):
+    """A seed that broke a promise."""
+
+    seed: int
+    broken: str
+    plan: Plan
+    history: str
 
 
 class Simulation:
     """One run. Its whole course is a function of the seed."""
 
-    def __init__(self, seed: int, seconds: float) -> None:
+    def __init__(self, seed: int, seconds: float = SECONDS, plan: Plan | None = None) -> None:
         self.seed = seed
-        self.seconds = seconds
         self.random = random.Random(seed)
+        self.plan = plan or Plan.drawn(self.random, seconds)
         self.history = History()
-        self.starts = 0
         self.over = False
-        self._broker: Broker | None = None
-        self._up = trio.Event()
-        self._calm = False
-        self._before: dict[str, Any] | None = None
-        slow = self.random.choice([0.0, 0.002, 0.05])
-        self._store = MemoryStore(
-            retain=True,
-            faults=Faults(
-                latency=lambda: 0.0 if self._calm else self.random.random() * slow,
-                read_latency=self.random.choice([0.0, 0.01]),
+        queues = (
+            *(Configure(name, {"retry_limit": 2, "lease_seconds": 3, **_KEEP}) for name in clients.QUEUES),
+            *(
+                Configure(f"{clients.SOLO}.{name}", {"delivery_limit": 0, **_KEEP})
+                for name, _ in self.plan.people
+                if name.startswith("soloist")
             ),
-            seal_seconds=self.random.choice([1.0, 5.0, 30.0]),
         )
+        wire = any(way != "direct" for _, way in self.plan.people)
+        self.lives = Lives(seed, self.random, self.plan.trouble, queues, wire=wire)
+        self.lives.cut = self._cut
+        self.lives.died = lambda: self.history.add(Event(self._now(), self._now(), "broker", "death", {}, "ok"))
+        self._ways = dict(self.plan.people)
+        self._remotes: dict[str, tuple[Life, Remote]] = {}
 
     # -- what clients see ----------------------------------------------------------------------------------------------
 
-    async def call(
-        self,
-        client: str,
-        op: str,
-        asked: dict[str, Any],
-        do: Callable[[Broker], Awaitable[T]],
-        note: Callable[[T], Any],
-    ) -> tuple[Event, T | None]:
+    async def call(self, client: str, op: str, asked: dict[str, Any], do: Callable[[Face], Awaitable[Any]]) -> Event:
         """See `clients.World`."""
-        while self._broker is None:
-            await self._up.wait()
-        event = Event(self._now(), 0, client, op, asked)
-        found: T | None = None
-        try:
-            found = await do(self._broker)
-            event.outcome, event.found = "ok", note(found)
-        except (StorageFull, Overloaded):
-            event.outcome = "refused"
-        except QueenError as error:
-            event.found = error.code
-        event.end = self._now()
+        life = await self.lives.living()
+        event = Event(self._now(), 0, client, op, asked, skew=life.skew)
+        with trio.CancelScope() as scope:
+            life.calls.add(scope)
+            try:
+                found = await do(self._face(client, life))
+                if not life.over:
+                    event.outcome, event.found = "ok", found
+            except Refused as refused:
+                event.outcome, event.found = ("unknown" if life.over else "refused"), str(refused)
+            except Unanswered as lost:
+                event.found = str(lost)
+            finally:
+                life.calls.discard(scope)
+        event.end, event.skew_after = self._now(), self.lives.skew
         self.history.add(event)
-        return event, found
+        return event
+
+    def direct(self, client: str) -> bool:
+        return self._ways.get(client, "direct") == "direct"
+
+    def _face(self, client: str, life: Life) -> Face:
+        if self.direct(client) or life.listener is None:
+            return Direct(life.broker)
+        known = self._remotes.get(client)
+        if known is None or known[0] is not life:
+            listener = life.listener
+            link = HttpLink if self._ways[client] == "http" else SocketLink
+
+            def dial() -> Link:
+                return link(listener.dial())
+
+            known = self._remotes[client] = (life, Remote(dial, socket=link is SocketLink))
+        return known[1]
+
+    def _cut(self) -> None:
+        """Some client's connection breaks."""
+        linked = [remote for _, remote in self._remotes.values() if remote.link is not None]
+        if linked:
+            self.random.choice(linked).hang_up()
 
     def _now(self) -> int:
         return int(trio.current_time() * SECOND)
 
-    # -- the broker's lives --------------------------------------------------------------------------------------------
+    # -- a run ---------------------------------------------------------------------------------------------------------
 
     async def main(self) -> Report:
         """Live, end, read everything, and be judged. Raises Violation."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._lives)
-            async with trio.open_nursery() as people:
-                self._start_clients(people)
-                await trio.sleep(self.seconds)
-                self.over = True
-            self._calm = True
-            await self._end()
-            nursery.cancel_scope.cancel()
+        with self.lives.wall.installed():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.lives.run)
+                async with trio.open_nursery() as people:
+                    for name, _ in self.plan.people:
+                        kind = name.rstrip("0123456789")
+                        people.start_soon(CLIENTS[kind][0], self, name)
+                    await trio.sleep(self.plan.seconds)
+                    self.over = True
+                    self.lives.store.faults.full = False
+                self.lives.calm = True
+                await self._end()
+                nursery.cancel_scope.cancel()
         Audit(self.history, GROUPS, READER).judge()
-        return Report(self.seed, len(self.history.events), self.starts, self.history.digest)
-
-    def _start_clients(self, nursery: trio.Nursery) -> None:
-        for number in range(2):
-            nursery.start_soon(clients.producer, self, f"producer{number}")
-            nursery.start_soon(clients.keeper, self, f"keeper{number}")
-            nursery.start_soon(clients.locker, self, f"locker{number}")
-            nursery.start_soon(clients.scheduler, self, f"scheduler{number}")
-            nursery.start_soon(clients.transactor, self, f"transactor{number}")
-            for group in GROUPS:
-                nursery.start_soon(clients.consumer, self, f"consumer{number}.{group}", group)
-        nursery.start_soon(lambda: clients.consumer(self, "taker", LOOSE, auto_ack=True))
-
-    async def _lives(self) -> None:
-        while True:
-            try:
-                await self._live()
-            except (StorageFailed, _Crash):
-                self._before = None
-            finally:
-                self._down()
-            await trio.sleep(self.random.random() * 0.2)
-            self._store = self._store.reopen()
-
-    async def _live(self) -> None:
-        """One life: it ends in a crash, in a write of unknown fate, or in a clean stop, after which the next one must
-        find exactly what was there (I14)."""
-        self.starts += 1
-        clock = TrioClock(WALL + self._now())
-        ids = RandomIds(self.seed << 16 | self.starts)
-        settings = Settings(record_cache_bytes=self.random.choice([1, 1 << 20]))
-        async with running(self._store, settings, clock=clock, ids=ids) as broker:
-            if self._before is not None and state_of(broker) != self._before:
-                raise Violation("I14 recovery is identity")
-            for queue in clients.QUEUES:
-                await broker.configure(Configure(queue, {"retry_limit": 2, "lease_seconds": 3}))
-            self._broker = broker
-            self._up.set()
-            await self._fate(broker)
-            self._down()
-        self._before = state_of(broker)
-
-    def _down(self) -> None:
-        if self._broker is not None:
-            self._broker, self._up = None, trio.Event()
-
-    async def _fate(self, broker: Broker) -> None:
-        """What happens to the broker until this life ends."""
-        rng, faults = self.random, self._store.faults
-        until = trio.current_time() + rng.random() * 12
-        while trio.current_time() < until or self._calm:
-            await trio.sleep(rng.choice([0.05, 0.5, 1.0]))
-            if self._calm:
-                continue
-            what = rng.randrange(8)
-            if what == 0:
-                faults.full = True
-                await trio.sleep(rng.choice([0.01, 0.7, 2.0]))
-                faults.full = False
-            elif what == 1:
-                await broker.passivate()
-            elif what == 2:
-                await broker.seal()
-        end = rng.randrange(4)
-        if end == 0:
-            self._store.crash(keep=rng.random() < 0.5)
-            raise _Crash
-        if end == 1:
-            faults.fail = rng.choice(["kept", "lost"])
-            await trio.sleep(5)
-            faults.fail = None
+        return Report(self.seed, len(self.history.events), self.lives.starts, self.history.digest)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     async def _end(self) -> None:
         """All faults are over: timers fire, leases run out, every group drains, the whole log and all keys are read."""
-        self._store.faults.full = False
-        self._store.faults.fail = None
-        await trio.sleep(40)
+        self.lives.store.faults.fail = None
+        await trio.sleep(15)
         for group in GROUPS:
             await self._drain(group)
         await self._drain(READER, auto_ack=True)
+        for name, _ in self.plan.people:
+            if name.startswith("soloist"):
+                await self._read_all(name, f"{clients.SOLO}.{name}", "solo.end")
+            elif name.startswith("mover"):
+                await self._read_all(READER, f"moved.{name}.sink", "moved.end")
+                await self._read_all(READER, f"moved.{name}", "moved.source")
         keys = {key for event in self.history.of("transaction") for key in event.asked["keys"]}
         for key in sorted(keys):
-            await clients.kv(self, "end", "final", {"key": key}, [Get("sim", key)])
+            await clients_state.kv(self, "end", "final", {"key": key}, [Get("sim", key)])
 
     async def _drain(self, group: str, *, auto_ack: bool = False) -> None:
         while True:
-            request = PopRequest(
-                namespace="sim", group=group, batch=1000, partitions=64, wait=8 * SECOND, auto_ack=auto_ack
-            )
-            event, reply = await clients.pop(self, "end", request)
-            if not event.ok or reply is None or not reply.claims:
+            request = PopRequest(namespace="sim", group=group, batch=1000, partitions=64, auto_ack=auto_ack)
+            event = await clients.pop(self, "end", request)
+            if not event.ok or not event.found[1]:
                 return
-            for claim in () if auto_ack else reply.claims:
-                acks = [Ack(r.txn, claim.pid, group, "completed", reply.lease_id) for r in claim.records]
-                await clients.ack(self, "end", acks)
+            lease, claims = event.found
+            for _, _, pid, _, records in () if auto_ack else claims:
+                await clients.ack(self, "end", [Ack(record[1], pid, group, "completed", lease) for record in records])
+
+    async def _read_all(self, group: str, queue: str, op: str) -> None:
+        """From the beginning on, whatever the group had read."""
+        await self.call("end", f"{op}.seek", {"to": 0}, lambda face: face.seek(group, queue, 0))
+        request = PopRequest(queue=queue, group=group, batch=1000, auto_ack=True)
+        asked, found = {"queue": queue, "group": group}, True
+        while found:
+            event = await self.call("end", op, asked, lambda face: face.pop(request))
+            found = event.ok and event.found[1]
 
 
-def simulate(seed: int, seconds: float = 60) -> Report:
+_KEEP = {"dedup_window_seconds": 30 * 86_400}
+"""Ids are remembered for longer than any clock jumps."""
+
+
+def simulate(seed: int, seconds: float = SECONDS) -> Report:
     """One run of `seconds` of virtual time. Raises Violation when a promise was broken."""
-    return run(seed, lambda: Simulation(seed, seconds).main())
+    return run(seed, Simulation(seed, seconds).main)
 
 
-def _seeds(text: str) -> Iterable[int]:
+def attempt(seed: int, seconds: float = SECONDS) -> Report | Failure:
+    """`simulate`, with what there is to say about a seed that broke a promise, or the broker itself."""
+    simulation = Simulation(seed, seconds)
+    try:
+        return run(seed, simulation.main)
+    except BaseException as error:  # a broker that raises what it never should is broken too; which one is to be told
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return Failure(seed, _told(error), simulation.plan, simulation.history.render())
+
+
+def _told(error: BaseException) -> str:
+    """The one thing that went wrong: the exceptions that a nursery has wrapped are its consequences or itself."""
+    inside = [_told(one) for one in getattr(error, "exceptions", ())]
+    if inside:
+        return next((text for text in inside if text.startswith("I")), inside[0])
+    return str(error) if isinstance(error, Violation | Broken) else f"I17 the broker failed: {error!r}"
+
+
+def attempts(seeds: Iterable[int], seconds: float, jobs: int) -> Iterator[Report | Failure]:
+    """Each seed's outcome, in their order, in so many processes."""
+    if jobs <= 1:
+        yield from (attempt(seed, seconds) for seed in seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(partial(attempt, seconds=seconds), seeds, chunksize=8)
+
+
+def seeds_of(text: str) -> range:
     first, _, last = text.partition("..")
     return range(int(first), int(last or first) + 1)
 
@@ -230,19 +279,32 @@ def _seeds(text: str) -> Iterable[int]:
 def main(arguments: list[str] | None = None) -> int:
     """The command line; 1 when a seed broke a promise."""
     parser = argparse.ArgumentParser(prog="python -m queen_actors.testing.sim", description=__doc__)
-    parser.add_argument("--seed", "--seeds", dest="seeds", type=_seeds, default=range(1), metavar="N or A..B")
-    parser.add_argument("--seconds", type=float, default=60, help="virtual time of each run (default 60)")
+    parser.add_argument("--seed", "--seeds", dest="seeds", type=seeds_of, default=range(1), metavar="N or A..B")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"virtual time of each run ({SECONDS:g})")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (1)")
+    parser.add_argument("--quiet", action="store_true", help="only failures, and the sum")
+    parser.add_argument("--history", action="store_true", help="also print each history")
     options = parser.parse_args(arguments)
-    broken = 0
-    for seed in options.seeds:
-        try:
-            report = simulate(seed, options.seconds)
-        except* Violation as group:
+    broken = events = starts = 0
+    began = time.perf_counter()
+    for found in attempts(options.seeds, options.seconds, options.jobs):
+        if isinstance(found, Failure):
             broken += 1
-            print(f"seed {seed}: BROKEN {group.exceptions[0]}")
-        else:
-            print(f"seed {seed}: {report.events} events, {report.starts} starts, digest {report.digest}")
+            print(f"seed {found.seed}: BROKEN {found.broken}\n{_options(found.plan)}\n{found.history}", flush=True)
+            continue
+        events, starts = events + found.events, starts + found.starts
+        if not options.quiet:
+            print(f"seed {found.seed}: {found.events} events, {found.starts} starts, digest {found.digest}")
+    took = time.perf_counter() - began
+    rate = len(options.seeds) / took
+    print(f"{len(options.seeds)} seeds, {broken} broken, {events} events, {starts} starts, {rate:.1f} seeds/s")
     return 1 if broken else 0
+
+
+def _options(plan: Plan) -> str:
+    people = ", ".join(f"{name} by {way}" for name, way in plan.people)
+    trouble = ", ".join(f"{name}={value!r}" for name, value in asdict(plan.trouble).items())
+    return f"options: {plan.seconds:g} s; {people}; {trouble}"
 
 
 if __name__ == "__main__":
