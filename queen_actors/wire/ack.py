@@ -146,3 +146,7 @@ def render_extend(lease_id: str, extended: LeaseExtended) -> bytes:
             "lease_expires_at": expires,
         }
     )
+
+
+BATCH, ONE, SETTLED = _Body, _Ack, list[_Entry]
+"""The records of this module, for the protocol's description."""

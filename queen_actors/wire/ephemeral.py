@@ -255,3 +255,7 @@ def render_depth(view: EphemeralView, depth: Depth, group: str | None) -> bytes:
             "groups": [{"group": g.group, "pending": g.pending, "skipped": g.skipped} for g in depth.groups],
         }
     )
+
+
+REQUESTS = {"configure": _Configure, "push": _Push, "acks": _Acks, "queue": _Queue}
+"""The records of this module, for the protocol's description."""

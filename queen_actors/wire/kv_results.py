@@ -155,3 +155,7 @@ def kv_row(found: KeyRow, *, keys_only: bool = False) -> KvRow:
     if not keys_only:
         shown.value = Raw(row.value)
     return shown
+
+
+ELEMENTS, ROW, LOST = (_Got, _Many, _Page, _Written), KvRow, _Refused
+"""The records of this module, for the protocol's description."""

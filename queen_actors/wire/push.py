@@ -100,3 +100,7 @@ def render_push(outcomes: Sequence[PushOutcome]) -> bytes:
             for index, one in enumerate(outcomes)
         ]
     )
+
+
+REQUEST, PUSHED = _Body, list[_Pushed]
+"""The records of this module, for the protocol's description."""

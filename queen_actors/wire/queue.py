@@ -383,3 +383,7 @@ def parse_trace(body: bytes) -> Trace:
         raise BadRequest("traceNames must be an array of strings") from None
     pid = parse_pid(first("partitionId", "partition_id"))
     return Trace(pid, txn, texts["group"], names, texts["event"], data, texts["worker"])
+
+
+LETTER, OPTIONS = _Letter, (_INTEGERS, _BOOLEANS, _TEXTS)
+"""The records of this module, for the protocol's description."""

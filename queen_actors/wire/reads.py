@@ -279,3 +279,7 @@ def render_trace_names(names: Sequence[TraceName], page: Page) -> bytes:
     ]
     pagination = {"limit": page.limit, "offset": page.offset}
     return encode({"trace_names": rows, "total": len(names), "pagination": pagination})
+
+
+FETCHED = _Answer
+"""A record of this module, for the protocol's description."""

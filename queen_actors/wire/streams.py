@@ -242,3 +242,7 @@ def render_cycle(cycle: Cycle, reply: Cycled | CycleRefused) -> bytes:
             "ack_result": settled,
         }
     )
+
+
+REQUESTS = {"register": _Register, "read": _Read, "cycle": _Cycle}
+"""The records of this module, for the protocol's description."""

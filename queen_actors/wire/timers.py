@@ -288,3 +288,7 @@ def _pending(timer: TimerPut) -> _Pending:
         created_at=zulu_time(timer.created_at),
         updated_at=zulu_time(timer.updated_at),
     )
+
+
+PENDING = _Pending
+"""A record of this module, for the protocol's description."""

@@ -222,3 +222,7 @@ def refusal_reason(error: QueenError) -> str | None:
 def render_refusal(error: QueenError, reason: str, transaction_id: str) -> bytes:
     """The body of a bundle that was refused for its shape (5.5)."""
     return encode(_Answer(transaction_id, False, [], reason, error.detail))
+
+
+REQUEST, STEPS = _Body, (_Pushed, _Acked, _Positioned)
+"""The records of this module, for the protocol's description."""
