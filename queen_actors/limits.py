@@ -92,6 +92,7 @@ WS_POPS = 64  # pops of one connection under way: each may come back with POP_BY
 WS_SUBSCRIPTIONS = 1024
 WS_SUB_CHARS = 256  # a subscription's name
 WS_EVENT_BYTES = MIB // 2  # messages of one event: under the 1 MiB that common clients take without being told
+WS_SPELLINGS_BYTES = 16 * MIB  # texts of messages and changes that several peers get
 WS_LINGER_SECONDS = 5.0  # how long a close waits for the peer's own
 WS_LAST_WORDS_SECONDS = 0.2  # what a dead or stuck peer had sent is still applied within this time
 WS_GIVE_BACK_SECONDS = 5.0  # how long the end of a connection waits for its leases' return to be durable

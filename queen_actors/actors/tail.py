@@ -2,13 +2,14 @@
 
 A tail keeps a position only for partitions that have something it has not delivered. For every other one the next
 message to deliver is the next that is appended, so an idle partition costs a tail nothing, and a wake-up costs what was
-appended, however many partitions the queue has.
+appended, however many partitions the queue has. A tail that is behind nowhere follows its queue's flow (`flow.py`):
+what a commit brought is put together once for all of them.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import trio
@@ -22,13 +23,16 @@ from queen_actors.domain.subscription import TailTerms
 from queen_actors.errors import TooLarge
 
 from .core import Core
+from .flow import ROUND_MESSAGES, Flow, Round
 from .partition import Producers, offset_at
 
 STEP = 500
 """How many partitions are looked at before others may run."""
-ROUND_PARTITIONS, ROUND_MESSAGES = 64, 1_000
-"""What one round of deliveries takes at the most, beside `WS_EVENT_BYTES` of payload: a slow tail must not pile up
-what it cannot send."""
+ROUND_PARTITIONS = 64
+"""What one round of deliveries takes at the most, beside `ROUND_MESSAGES` and `WS_EVENT_BYTES` of payload: a slow tail
+must not pile up what it cannot send."""
+TOLD_BYTES = 2 * limits.WS_EVENT_BYTES
+"""Of payload: what a tail is told at once at the most, for the same reason."""
 
 
 class Gap(Struct, frozen=True):
@@ -66,6 +70,8 @@ class Tail:
         self._credit = terms.credit
         self._behind: OrderedDict[int, int] = OrderedDict()
         self._news = trio.lowlevel.ParkingLot()
+        self._waiting = False
+        self._told: list[Round] = []
         self._since = terms.start if isinstance(terms.start, int) else None
 
     def statistics(self) -> TailStatistics:
@@ -141,12 +147,22 @@ class Tail:
 
     # -- what happens ----------------------------------------------------------------------------------------------
 
-    def appended(self, partition: PartitionState, effect: Appended) -> None:
-        """Messages were appended to a partition of the queue."""
-        if self.terms.partition is None or self.terms.partition == partition.name:
-            if effect.pid not in self._behind:
-                self._behind[effect.pid] = effect.records[0].offset
-            self._news.unpark_all()
+    def fall_behind(self, pid: int, offset: int) -> None:
+        """It has to read the partition from this offset on, unless it is further behind already."""
+        if pid not in self._behind:
+            self._behind[pid] = offset
+        self._news.unpark_all()
+
+    def tell(self, news: Round) -> bool:
+        """Take the round, which is durable, or say that it cannot."""
+        if not self._waiting or self._credit < news.messages:
+            return False
+        if news.size + sum([told.size for told in self._told]) > TOLD_BYTES:
+            return False
+        self._told.append(news)
+        self._credit -= news.messages
+        self._news.unpark_all()
+        return True
 
     def reset(self) -> None:
         """The state was read again from the log: what is not durable was never there, its partitions neither."""
@@ -167,19 +183,39 @@ class Tail:
         """Nothing is noted for it any more."""
         self._tails.discard(self)
         self._behind.clear()
+        self._told.clear()
 
     # -- deliveries ------------------------------------------------------------------------------------------------
 
-    async def next(self) -> list[Gap | Claim]:
-        """Wait for credit and for messages; what it returns is durable, and each message comes once.
+    async def next(self) -> Sequence[Gap | Claim]:
+        """Wait for credit and for messages; what it returns is durable, and each message comes once. Tails that are up
+        to date get the same object.
 
         Safe to cancel: whoever is cancelled has not moved on. Raises StorageFailed and Unavailable.
         """
         while True:
-            while self._credit <= 0 or not self._behind:
-                await self._news.park()
-            if found := await self._round():
+            if self._told:
+                return self._take()
+            if self._credit <= 0 or not self._behind:
+                await self._wait()
+            elif found := await self._round():
                 return found
+
+    async def _wait(self) -> None:
+        """For news of any kind."""
+        now = self._core.clock.now()
+        if not self._behind and self._credit > 0 and (self._since is None or self._since <= now):
+            self._tails.follow(self)
+        self._waiting = True
+        try:
+            await self._news.park()
+        finally:
+            self._waiting = False
+
+    def _take(self) -> Sequence[Gap | Claim]:
+        told = self._told
+        self._told = []
+        return told[0].claims if len(told) == 1 else [claim for news in told for claim in news.claims]
 
     async def _round(self) -> list[Gap | Claim]:
         """Read a little of each partition that is behind, the longest waiting first; move on when it is durable."""
@@ -242,12 +278,14 @@ def _claims(step: _Step) -> Iterator[Claim]:
 
 
 class Tails:
-    """The tails of one broker, by the queue that each reads, whether it exists or not."""
+    """The tails of one broker, by what each reads, whether it exists or not."""
 
     def __init__(self, core: Core, producers: Producers) -> None:
         self._core = core
         self._producers = producers
         self._open: dict[str, dict[Tail, None]] = {}
+        self._flows: dict[tuple[str, str | None], Flow] = {}
+        core.log.on_commit.append(self._committed)
 
     def __len__(self) -> int:
         return sum(len(tails) for tails in self._open.values())
@@ -259,12 +297,29 @@ class Tails:
     def add(self, tail: Tail) -> None:
         self._open.setdefault(tail.terms.queue, {})[tail] = None
 
+    def follow(self, tail: Tail) -> None:
+        """It is behind nowhere: it is told what is appended from now on."""
+        if tail not in self._open.get(tail.terms.queue, ()):
+            return
+        terms = tail.terms
+        flow = self._flows.get((terms.queue, terms.partition))
+        if flow is None:
+            flow = self._flows[(terms.queue, terms.partition)] = Flow(self._core, terms.queue)
+        flow.followers[tail] = None
+
     def discard(self, tail: Tail) -> None:
-        tails = self._open.get(tail.terms.queue)
+        queue = tail.terms.queue
+        tails = self._open.get(queue)
         if tails is not None:
             tails.pop(tail, None)
             if not tails:
-                del self._open[tail.terms.queue]
+                del self._open[queue]
+        place = (queue, tail.terms.partition)
+        flow = self._flows.get(place)
+        if flow is not None:
+            flow.followers.pop(tail, None)
+            if not flow.followers and not any(other.terms.partition == place[1] for other in self._open.get(queue, ())):
+                del self._flows[place]
 
     def observe(self, effect: Effect) -> None:
         """An effect was applied: tell who reads its queue."""
@@ -272,12 +327,35 @@ class Tails:
             return
         directory = self._core.directory
         partition = directory.partition(effect.pid)
-        if partition is not None:
-            for tail in self._open.get(directory.queue_names[partition.qid], ()):
-                tail.appended(partition, effect)
+        if partition is None:
+            return
+        queue = directory.queue_names[partition.qid]
+        tails = self._open.get(queue)
+        if tails is None:
+            return
+        following = 0
+        for name in (None, partition.name):
+            flow = self._flows.get((queue, name))
+            if flow is not None:
+                flow.appended(partition, effect)
+                following += len(flow.followers)
+        if following == len(tails):
+            return
+        for tail in tails:
+            asked = tail.terms.partition
+            if asked is None or asked == partition.name:
+                flow = self._flows.get((queue, asked))
+                if flow is None or tail not in flow.followers:
+                    tail.fall_behind(effect.pid, effect.records[0].offset)
+
+    def _committed(self, position: int) -> None:
+        for flow in self._flows.values():
+            flow.committed(position)
 
     def reset(self) -> None:
         """The directory was read again from the log."""
+        for flow in self._flows.values():
+            flow.reset()
         for tails in self._open.values():
             for tail in tails:
                 tail.reset()

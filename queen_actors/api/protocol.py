@@ -11,12 +11,17 @@ from typing import Any
 
 from msgspec import Struct
 
-from queen_actors.wire import locks, socket, watch
+from queen_actors.wire import delivery, locks, socket, watch
 
 Example = Mapping[str, Any]
 
 RECORDS: Mapping[str, type[Struct]] = {**socket.REQUESTS, **watch.REQUESTS}
-EVENT_RECORDS: Mapping[str, type[Struct]] = {**socket.EVENTS, **watch.EVENTS, "lock": locks.LockEvent}
+EVENT_RECORDS: Mapping[str, type[Struct]] = {
+    **socket.EVENTS,
+    **delivery.EVENTS,
+    **watch.EVENTS,
+    "lock": locks.LockEvent,
+}
 
 
 class Operation(Struct, frozen=True):

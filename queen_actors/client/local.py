@@ -17,11 +17,12 @@ from queen_actors.broker import Broker
 from queen_actors.domain.subscription import Terms
 from queen_actors.errors import QueenError, Unavailable
 from queen_actors.values import QUEUE_MODE
+from queen_actors.wire.delivery import render_gap, render_tail
 from queen_actors.wire.frames import encode as encode_structs
 from queen_actors.wire.frames import op_fields
 from queen_actors.wire.locks import lock_element, parse_waiting, render_lock_lost
 from queen_actors.wire.pop import messages_of
-from queen_actors.wire.socket import Frame, parse_frame, parse_tail, render_gap, render_tail
+from queen_actors.wire.socket import Frame, parse_frame, parse_tail
 from queen_actors.wire.watch import parse_watch, render_changes, render_watched
 
 from .encoding import decode, encode

@@ -13,11 +13,10 @@ import trio
 from msgspec import Struct
 
 from queen_actors import limits
-from queen_actors.actors.subscription import Consumers, Delivery, Lost, Subscription
-from queen_actors.actors.tail import Gap, Tail
+from queen_actors.actors.subscription import Consumers, Lost, Subscription
+from queen_actors.actors.tail import Tail
 from queen_actors.api import Reply
 from queen_actors.api.messages import value_reply
-from queen_actors.domain.cursor import Claim
 from queen_actors.domain.subscription import TailTerms
 from queen_actors.errors import Conflict, NotFound, Overloaded, QueenError
 from queen_actors.wire import socket as wire
@@ -26,6 +25,7 @@ from queen_actors.wire.socket import Frame
 from .gate import Gate
 from .link import Link
 from .pump import pump
+from .sharing import Sharing
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class _Feed(Struct, eq=False):
 class Feeds:
     """Subscribes, delivers, and gives back."""
 
-    def __init__(self, link: Link, broker: Readable, gate: Gate) -> None:
+    def __init__(self, link: Link, broker: Readable, gate: Gate, sharing: Sharing | None = None) -> None:
         self.nursery: trio.Nursery | None = None
         """Where deliveries run; None before the session does and after it."""
         self.changed = trio.lowlevel.ParkingLot()
@@ -56,6 +56,7 @@ class Feeds:
         self._link = link
         self._broker = broker
         self._gate = gate
+        self._sharing = sharing or Sharing()
         self._feeds: dict[str, _Feed] = {}
 
     @property
@@ -147,12 +148,14 @@ class Feeds:
 
     async def _deliver(self, feed: _Feed) -> None:
         """Send what the feed has until it ends."""
-        with feed.scope:
+        link, gate, sharing = self._link, self._gate, self._sharing
+        with sharing.reader(), feed.scope:
             if isinstance(feed.source, Tail):
-                await pump(self._link, self._gate, ("tail", feed.name), feed.source.next, partial(_tailed, feed.name))
+                frames = partial(sharing.tailed, feed.name)
+                await pump(link, gate, ("tail", feed.name), feed.source.next, frames)
             else:
-                ask = feed.source.next
-                await pump(self._link, self._gate, ("subscribe", feed.name), ask, partial(_delivered, feed.name))
+                delivered = partial(sharing.delivered, feed.name)
+                await pump(link, gate, ("subscribe", feed.name), feed.source.next, delivered)
 
     def _lost(self, name: str, lost: Lost) -> None:
         self._link.send(wire.render_lost(name, lost.lease_id, lost.partition, lost.pid, lost.reason))
@@ -163,14 +166,3 @@ async def _close(source: Subscription | Tail) -> None:
         source.close()
     else:
         await source.close()
-
-
-def _delivered(name: str, delivery: Delivery) -> Iterator[bytes]:
-    return wire.render_messages(name, delivery.claim, delivery.lease_id, delivery.group)
-
-
-def _tailed(name: str, found: Gap | Claim) -> Iterator[bytes]:
-    if isinstance(found, Gap):
-        yield wire.render_gap(name, found.partition, found.first, found.last)
-    else:
-        yield from wire.render_tail(name, found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 import trio
@@ -24,12 +24,13 @@ async def pump(
     link: Link,
     gate: Gate,
     about: tuple[str, str],
-    ask: Callable[[], Awaitable[Sequence[T]]],
-    render: Callable[[T], Iterable[bytes]],
+    ask: Callable[[], Awaitable[T]],
+    frames: Callable[[T], Iterable[bytes]],
 ) -> None:
     """Send what `ask` gives, again and again, until the gate is closed or the source refuses: the peer is told then.
 
-    `about` is the op that opened the source, and the client's name for it. `ask` must be safe to cancel.
+    `about` is the op that opened the source, and the client's name for it. `ask` must be safe to cancel; `frames` makes
+    whole frames of what it gave, in pieces that one write may take.
     """
     while True:
         try:
@@ -43,6 +44,5 @@ async def pump(
             continue
         if found is None:
             return
-        for one in found:
-            for event in render(one):
-                link.send(event)
+        for piece in frames(found):
+            link.outbox.put(piece)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 from typing import Protocol
 
 import trio
@@ -12,7 +12,7 @@ from queen_actors import limits
 from queen_actors.actors.watch import Watch
 from queen_actors.api import Reply
 from queen_actors.api.messages import JSON
-from queen_actors.domain.watch import Changes, WatchTerms
+from queen_actors.domain.watch import WatchTerms
 from queen_actors.errors import Conflict, NotFound, Overloaded, QueenError
 from queen_actors.wire import watch as wire
 from queen_actors.wire.socket import Frame
@@ -20,6 +20,7 @@ from queen_actors.wire.socket import Frame
 from .gate import Gate
 from .link import Link
 from .pump import pump
+from .sharing import Sharing
 
 
 class Watchable(Protocol):
@@ -39,12 +40,13 @@ class _Watching(Struct, eq=False):
 class Watching:
     """Watches, tells, and ends."""
 
-    def __init__(self, link: Link, broker: Watchable, gate: Gate) -> None:
+    def __init__(self, link: Link, broker: Watchable, gate: Gate, sharing: Sharing | None = None) -> None:
         self.nursery: trio.Nursery | None = None
         """Where events are told; None before the session does and after it."""
         self._link = link
         self._broker = broker
         self._gate = gate
+        self._sharing = sharing or Sharing()
         self._watches: dict[str, _Watching] = {}
 
     async def watch(self, frame: Frame) -> Reply:
@@ -83,9 +85,7 @@ class Watching:
             one.watch.close()
 
     async def _tell(self, one: _Watching) -> None:
-        def render(news: Changes) -> Iterator[bytes]:
-            yield wire.render_changes(one.name, news)
-
-        with one.scope:
-            await pump(self._link, self._gate, ("watch", one.name), one.watch.next, render)
+        frames = partial(self._sharing.watched, one.name)
+        with self._sharing.watch(), one.scope:
+            await pump(self._link, self._gate, ("watch", one.name), one.watch.next, frames)
             one.watch.close()

@@ -162,22 +162,27 @@ def messages_of(claim: Claim, lease_id: str, group: str, *, timer_keys: bool = F
 
 def tail_messages_of(claim: Claim) -> list[TailMessage]:
     """A claim's messages in offset order, as a tail gives them."""
-    pid = str(claim.pid)
-    return [
-        TailMessage(
+    pid, partition = str(claim.pid), claim.partition
+    messages: list[TailMessage] = []
+    spelled, created_at = -1, ""
+    for record in claim.records:
+        if record.ts != spelled:
+            spelled, created_at = record.ts, zulu_time(record.ts)
+        message = TailMessage(
             record.id,
             record.txn,
             record.trace,
             Raw(record.payload),
             record.producer,
-            zulu_time(record.ts),
+            created_at,
             pid,
-            claim.partition,
+            partition,
             record.offset,
-            UNSET if record.timer_key is None else record.timer_key,
         )
-        for record in claim.records
-    ]
+        if record.timer_key is not None:
+            message.timer_key = record.timer_key
+        messages.append(message)
+    return messages
 
 
 def render_pop(reply: PopReply, request: PopRequest) -> bytes | None:

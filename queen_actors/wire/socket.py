@@ -8,21 +8,18 @@ from __future__ import annotations
 import base64
 import binascii
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct, field
-from msgspec.structs import replace
 
 from queen_actors import limits
-from queen_actors.domain.cursor import Claim
 from queen_actors.domain.subscription import TailTerms, Terms
 from queen_actors.errors import BadRequest
 from queen_actors.values import QUEUE_MODE, parse_instant
 
 from .frames import Malformed, check_name, check_names, encode, raw_object
-from .pop import Message, TailMessage, messages_of, tail_messages_of
 
 PROTOCOL = "queen.v1"
 BEARER = "bearer."
@@ -275,31 +272,6 @@ class _Welcome(Struct, rename="camel", tag_field="event", tag="welcome"):
     now: str
 
 
-class _Messages(Struct, rename="camel", tag_field="event", tag="messages"):
-    sub: str
-    queue: str
-    partition: str
-    partition_id: str
-    lease_id: str
-    consumer_group: str
-    messages: list[Message]
-
-
-class _TailMessages(Struct, rename="camel", tag_field="event", tag="messages"):
-    sub: str
-    queue: str
-    partition: str
-    partition_id: str
-    messages: list[TailMessage]
-
-
-class _Gap(Struct, rename="camel", tag_field="event", tag="gap"):
-    sub: str
-    partition: str
-    first: int = field(name="from")
-    last: int = field(name="to")
-
-
 class _Lease(Struct, rename="camel", tag_field="event", tag="lease"):
     sub: str
     lease_id: str
@@ -311,12 +283,9 @@ class _Lease(Struct, rename="camel", tag_field="event", tag="lease"):
 
 EVENTS: Mapping[str, type[Struct]] = {
     "welcome": _Welcome,
-    "messages": _Messages,
-    "tailMessages": _TailMessages,
-    "gap": _Gap,
     "lease": _Lease,
 }
-"""The events that are told here, for the protocol's description; a tail's `messages` are without a lease."""
+"""The events that are told here, for the protocol's description; those with messages are in `delivery.py`."""
 
 
 def render_reply(id: bytes, status: int, body: bytes) -> bytes:
@@ -347,37 +316,6 @@ def render_lost(sub: str, lease_id: str, partition: str, pid: int, reason: str) 
     return encode(_Lease(sub, lease_id, "lost", reason, partition, str(pid)))
 
 
-def render_messages(sub: str, claim: Claim, lease_id: str, group: str) -> Iterator[bytes]:
-    """A claim as events: of its one partition, in offset order, each about `WS_EVENT_BYTES` at the most."""
-    for part in _parts(claim):
-        messages = messages_of(part, lease_id, group, timer_keys=True)
-        yield encode(_Messages(sub, part.queue, part.partition, str(part.pid), lease_id, group, messages))
-
-
-def render_tail(sub: str, claim: Claim) -> Iterator[bytes]:
-    """What a tail reads of one partition, as events (section 4)."""
-    for part in _parts(claim):
-        yield encode(_TailMessages(sub, part.queue, part.partition, str(part.pid), tail_messages_of(part)))
-
-
-def render_gap(sub: str, partition: str, first: int, last: int) -> bytes:
-    """Retention has removed the messages `first`..`last`, which the tail was to deliver."""
-    return encode(_Gap(sub, partition, first, last))
-
-
-def _parts(claim: Claim) -> Iterator[Claim]:
-    first, size = 0, 0
-    for place, record in enumerate(claim.records):
-        if size and size + len(record.payload) > limits.WS_EVENT_BYTES:
-            yield replace(claim, records=claim.records[first:place])
-            first, size = place, 0
-        size += len(record.payload) + _ENVELOPE_BYTES
-    yield replace(claim, records=claim.records[first:]) if first else claim
-
-
-_ENVELOPE_BYTES = 384  # a message without its payload
-
-
 # -- framing -----------------------------------------------------------------------------------------------------------
 
 _CONTINUATION, _TEXT, _CLOSE = 0x00, 0x01, 0x08
@@ -395,6 +333,21 @@ def text_frames(payload: bytes, longest: int) -> Iterator[bytes]:
         opcode = _CONTINUATION if first else _TEXT
         last = _LAST if first + longest >= len(payload) else 0
         yield _head(last | opcode, len(part)) + part
+
+
+def joined_frames(payloads: Iterable[bytes], longest: int) -> Iterator[bytes]:
+    """Text messages as they are sent, in pieces of whole frames: as many in one piece as `longest` bytes hold."""
+    joined: list[bytes] = []
+    size = 0
+    for payload in payloads:
+        for frame in text_frames(payload, longest):
+            if joined and size + len(frame) > longest:
+                yield b"".join(joined)
+                joined, size = [], 0
+            joined.append(frame)
+            size += len(frame)
+    if joined:
+        yield joined[0] if len(joined) == 1 else b"".join(joined)
 
 
 def _head(first: int, size: int) -> bytes:

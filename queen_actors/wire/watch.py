@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from queen_actors import limits
 from queen_actors.domain.kv import Get, GetPrefix
 from queen_actors.domain.watch import Change, Changes, Watched, WatchTerms
 from queen_actors.errors import BadRequest
@@ -96,16 +97,42 @@ def render_unwatched(name: str) -> bytes:
     return encode(_Named(name))
 
 
-def render_changes(name: str, news: Changes) -> bytes:
+class ChangeSpellings:
+    """Texts of the changes that were told last, while there is more than one watch that may be told them."""
+
+    def __init__(self) -> None:
+        self.watches = 0
+        """How many are open; with one, nothing is kept."""
+        self._known: dict[int, tuple[Change, bytes]] = {}
+        self._size = 0
+
+    def of(self, change: Change) -> bytes:
+        """The text of this very change: watches are told the same object."""
+        if self.watches < 2:
+            return encode(_change(change))
+        known = self._known.get(id(change))
+        if known is None or known[0] is not change:
+            if self._size > limits.WS_SPELLINGS_BYTES or len(self._known) > limits.WATCH_QUEUE:
+                self._known, self._size = {}, 0
+            known = self._known[id(change)] = (change, encode(_change(change)))
+            self._size += len(known[1])
+        return known[1]
+
+
+def render_changes(name: str, news: Changes, spellings: ChangeSpellings | None = None) -> bytes:
     """An event: changes in the order of their versions; or, after a gap, the rows from which the client begins
     again."""
-    event = _Event(name, [_change(change) for change in news.changes])
-    if news.coalesced:
-        event.coalesced = True
-    if news.rows is not None:
-        event.gap, event.version = True, news.version
-        event.rows = [kv_row(row) for row in news.rows]
-    return encode(event)
+    if spellings is None or news.rows is not None:
+        event = _Event(name, [_change(change) for change in news.changes])
+        if news.coalesced:
+            event.coalesced = True
+        if news.rows is not None:
+            event.gap, event.version = True, news.version
+            event.rows = [kv_row(row) for row in news.rows]
+        return encode(event)
+    changes = b",".join([spellings.of(change) for change in news.changes])
+    coalesced = b',"coalesced":true' if news.coalesced else b""
+    return b'{"event":"kv","watch":%b,"changes":[%b]%b}' % (encode(name), changes, coalesced)
 
 
 def _change(change: Change) -> _Change:

@@ -1,0 +1,183 @@
+"""Deliveries on the WebSocket: events with messages (`websocket.md`, sections 3 and 4).
+
+A message is the same text for everybody who gets it but for what belongs to a lease. `Spellings` keeps that text while
+it is in demand, so that a hundred consumers of a message cost one encoding of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from msgspec import Raw, Struct, field
+from msgspec.structs import replace
+
+from queen_actors import limits
+from queen_actors.domain.cursor import Claim
+from queen_actors.domain.effects import Record
+
+from .frames import encode, zulu_time
+from .pop import Message, TailMessage, messages_of, tail_messages_of
+
+_ENVELOPE_BYTES = 384  # a message without its payload
+
+
+class _Messages(Struct, rename="camel", tag_field="event", tag="messages"):
+    sub: str
+    queue: str
+    partition: str
+    partition_id: str
+    lease_id: str
+    consumer_group: str
+    messages: list[Message]
+
+
+class _TailMessages(Struct, rename="camel", tag_field="event", tag="messages"):
+    sub: str
+    queue: str
+    partition: str
+    partition_id: str
+    messages: list[TailMessage]
+
+
+class _Gap(Struct, rename="camel", tag_field="event", tag="gap"):
+    sub: str
+    partition: str
+    first: int = field(name="from")
+    last: int = field(name="to")
+
+
+EVENTS: Mapping[str, type[Struct]] = {"messages": _Messages, "tailMessages": _TailMessages, "gap": _Gap}
+"""For the protocol's description; a tail's `messages` are without a lease."""
+
+
+class _Front(Struct, rename="camel", gc=False):
+    """What a message begins with, for everybody: the first fields of `Message`, in their order."""
+
+    id: str
+    transaction_id: str
+    trace_id: str | None
+    data: Raw
+    producer_sub: str | None
+    created_at: str
+    partition_id: str
+    partition: str
+
+
+class _Lease(Struct, rename="camel"):
+    """What comes next, for one consumer."""
+
+    lease_id: str
+    consumer_group: str
+    delivery_attempt: int
+
+
+class _Timer(Struct, rename="camel"):
+    timer_key: str
+
+
+_Spelling = tuple[bytes, bytes]
+"""A message's text before and after what belongs to a lease."""
+
+
+class Spellings:
+    """Texts of the messages that were delivered last, while there is more than one who may get them.
+
+    The text of a message is known by its partition's number and its offset, which name one durable message for ever.
+    """
+
+    def __init__(self) -> None:
+        self.readers = 0
+        """How many subscriptions and tails are open; with one, nothing is kept."""
+        self._known: dict[tuple[int, int], _Spelling] = {}
+        self._older: dict[tuple[int, int], _Spelling] = {}
+        self._size = 0
+
+    @property
+    def shared(self) -> bool:
+        return self.readers > 1
+
+    def of(self, claim: Claim) -> list[_Spelling]:
+        """The texts of a claim's messages, which must be durable, in order."""
+        pid, found = claim.pid, list[_Spelling]()
+        created = _Instant()
+        for record in claim.records:
+            known = self._known.get((pid, record.offset)) or self._older.get((pid, record.offset))
+            if known is None:
+                known = _spell(record, str(pid), claim.partition, created.spelled(record.ts))
+                self._keep((pid, record.offset), known)
+            found.append(known)
+        return found
+
+    def _keep(self, place: tuple[int, int], text: _Spelling) -> None:
+        """Two halves: when the younger one is full it becomes the older one, whose texts go."""
+        self._known[place] = text
+        self._size += len(text[0]) + _ENVELOPE_BYTES
+        if self._size > limits.WS_SPELLINGS_BYTES // 2:
+            self._known, self._older, self._size = {}, self._known, 0
+
+
+class _Instant:
+    """The spelling of an instant, remembered: messages of one push share theirs."""
+
+    __slots__ = ("_at", "_text")
+
+    def __init__(self) -> None:
+        self._at, self._text = -1, ""
+
+    def spelled(self, at: int) -> str:
+        if at != self._at:
+            self._at, self._text = at, zulu_time(at)
+        return self._text
+
+
+def _spell(record: Record, pid: str, partition: str, created_at: str) -> _Spelling:
+    front = _Front(
+        record.id, record.txn, record.trace, Raw(record.payload), record.producer, created_at, pid, partition
+    )
+    timer = b"" if record.timer_key is None else b"," + encode(_Timer(record.timer_key))[1:-1]
+    return encode(front)[:-1], b',"offset":%d%b}' % (record.offset, timer)
+
+
+def render_messages(
+    sub: str, claim: Claim, lease_id: str, group: str, spellings: Spellings | None = None
+) -> Iterator[bytes]:
+    """A claim as events: of its one partition, in offset order, each about `WS_EVENT_BYTES` at the most."""
+    for part in _parts(claim):
+        event = _Messages(sub, part.queue, part.partition, str(part.pid), lease_id, group, [])
+        if spellings is not None and spellings.shared:
+            lease = b"," + encode(_Lease(lease_id, group, part.attempt))[1:-1]
+            yield _with([front + lease + end for front, end in spellings.of(part)], event)
+        else:
+            event.messages = messages_of(part, lease_id, group, timer_keys=True)
+            yield encode(event)
+
+
+def render_tail(sub: str, claim: Claim, spellings: Spellings | None = None) -> Iterator[bytes]:
+    """What a tail reads of one partition, as events."""
+    for part in _parts(claim):
+        event = _TailMessages(sub, part.queue, part.partition, str(part.pid), [])
+        if spellings is not None and spellings.shared:
+            yield _with([front + end for front, end in spellings.of(part)], event)
+        else:
+            event.messages = tail_messages_of(part)
+            yield encode(event)
+
+
+def render_gap(sub: str, partition: str, first: int, last: int) -> bytes:
+    """Retention has removed the messages `first`..`last`, which the tail was to deliver."""
+    return encode(_Gap(sub, partition, first, last))
+
+
+def _with(messages: list[bytes], event: _Messages | _TailMessages) -> bytes:
+    """The event, whose list is its last field and still empty, with these messages in it."""
+    return b"%b%b]}" % (encode(event)[:-2], b",".join(messages))
+
+
+def _parts(claim: Claim) -> Iterator[Claim]:
+    first, size = 0, 0
+    for place, record in enumerate(claim.records):
+        if size and size + len(record.payload) > limits.WS_EVENT_BYTES:
+            yield replace(claim, records=claim.records[first:place])
+            first, size = place, 0
+        size += len(record.payload) + _ENVELOPE_BYTES
+    yield replace(claim, records=claim.records[first:]) if first else claim
