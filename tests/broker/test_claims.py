@@ -145,7 +145,7 @@ async def test_where_groups_start(autojump_clock: MockClock, sealed: bool) -> No
         for number in range(4):
             await push(broker, f"m{number}", f"n{number}")
             await trio.sleep(1000)
-        middle = iso_zulu(broker.clock.now() - 2000 * SECOND)
+        middle = iso_zulu(broker.clock.now() - 2500 * SECOND)
         if sealed:
             await store.seal()
             await broker.passivate()
