@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from .deliveries import Deliveries
 from .effects import Timers, judge_bundles, judge_scratch
+from .feeds import judge_tails, judge_watches
 from .history import History
 from .keys import judge_own_keys
 from .logs import Logs
@@ -22,8 +23,11 @@ def audit(history: History, *, drained: bool = False) -> list[str]:
     logs = Logs(history)
     deliveries = Deliveries(history, logs, drained=drained)
     timers = Timers(history, logs, drained=drained)
+    tails = list(judge_tails(history, logs, drained=drained))
     return [
         *_judge_statuses(history),
+        *tails,
+        *judge_watches(history, drained=drained),
         *logs.violations,
         *deliveries.violations,
         *judge_own_keys(history, WORKERS),

@@ -18,6 +18,7 @@ from .load import load
 from .node import FAULT_STATUS, Node, NotReady
 from .peer import Lost
 from .readback import drain, read_back
+from .socket_load import catch_up, socket_load
 from .summary import Summary
 from .world import World
 
@@ -128,6 +129,7 @@ class Campaign:
             await self._judge()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(load, self.world, self.port, self.reconnects)
+            nursery.start_soon(socket_load, self.world, self.port, self.reconnects)
             await self._die(fault)
             nursery.cancel_scope.cancel()
         await self.after_death()
@@ -190,6 +192,7 @@ class Campaign:
         await self._judge()
         try:
             await drain(self.world, self.node.port)
+            await catch_up(self.world, self.node.port)
         except* trio.TooSlowError:
             self.summary.violations.append("it could not be drained: something never comes back")
         except* Lost as lost:

@@ -72,6 +72,8 @@ class Deliveries:
             if self.places.setdefault(message["partitionId"], place) != place:
                 self._fail(f"partition id {message['partitionId']} is {place} and was something else")
             self._logs.identify(place, message["offset"], message["transactionId"], message["id"])
+            if place[0] in PARTITIONS:
+                self._logs.judge_presence(call, place, message["transactionId"], message["offset"])
             asked = self._logs.asked.get((*place, message["transactionId"]), ())
             if all(message["data"] != request.payload for request in asked):
                 self._fail(f"{place}: {message['transactionId']} was delivered with a payload that nobody pushed")
@@ -82,7 +84,7 @@ class Deliveries:
                 self._fail(f"{seat}: one delivery has the offsets {offsets}")
             head = messages[0]
             attempt = head["deliveryAttempt"]
-            self.delivered[seat].append(Delivery(call, offsets[0], offsets[-1], head["leaseId"], attempt))
+            self.delivered[seat].append(Delivery(call, offsets[0], offsets[-1], head.get("leaseId") or "", attempt))
 
     def _commit(self, call: Call) -> None:
         if call.op == "ack":
@@ -154,7 +156,8 @@ class Deliveries:
             ends[commit.lease] = min(ends.get(commit.lease, math.inf), commit.call.sent)
         ordered = sorted(deliveries, key=lambda delivery: delivery.call.sent)
         for number, one in enumerate(ordered):
-            until = min(one.call.sent + one.call.body["leaseSeconds"] - 0.05, ends.get(one.lease, math.inf))
+            lives = one.call.sent + one.call.body["leaseSeconds"] - 0.05
+            until = min(lives, ends.get(one.lease, math.inf), one.call.body.get("until", math.inf))
             for other in ordered[number + 1 :]:
                 if other.call.sent >= until:
                     break

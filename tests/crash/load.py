@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ import trio
 
 from .history import Call
 from .peer import Lost, Peer, connected
+from .sockets import SocketPeer, on_socket
 from .world import (
     AUTO,
     CONSUMED,
@@ -31,6 +33,7 @@ from .world import (
     PARTITIONS,
     SCRATCH,
     SHORT,
+    SOCKET_WORKERS,
     TX,
     WORKERS,
     World,
@@ -73,7 +76,7 @@ def entry(message: dict[str, Any], status: str) -> dict[str, Any]:
 class Worker:
     """One of them, in one life of the process."""
 
-    def __init__(self, world: World, number: int, peer: Peer, life: int = 0) -> None:
+    def __init__(self, world: World, number: int, peer: Peer | SocketPeer, life: int = 0) -> None:
         self.world = world
         self.number = number
         self.random = random.Random(f"{world.seed}-{number}-{world.history.round}-{life}")
@@ -329,6 +332,10 @@ async def prepare(world: World, peer: Peer) -> None:
         await peer.call("configure", {"queue": queue, "options": options})
 
 
+async def _work_on(world: World, number: int, life: int, peer: SocketPeer) -> None:
+    await Worker(world, number, peer, life).run()
+
+
 async def load(world: World, port: int, reconnects: bool = False) -> None:
     """Run the workers until their connections have died; with `reconnects` until they are cancelled."""
 
@@ -336,8 +343,12 @@ async def load(world: World, port: int, reconnects: bool = False) -> None:
         life = 0
         while True:
             try:
-                async with connected(port, world.history, number) as peer:
-                    await Worker(world, number, peer, life).run()
+                if number in SOCKET_WORKERS:
+                    worker = partial(_work_on, world, number, life)
+                    await on_socket(port, world.history, number, worker, world.grace)
+                else:
+                    async with connected(port, world.history, number, world.grace) as peer:
+                        await Worker(world, number, peer, life).run()
             except Lost:
                 if not reconnects:
                     return

@@ -136,11 +136,12 @@ class Logs:
                     before = [offset for answered, offset in ends[place][-50:] if answered < call.sent]
                     if before and told["offset"] <= max(before):
                         self._fail(f"{place}: offset {told['offset']} was given out again")
-                self._judge_presence(call, place, item["transactionId"], told["offset"])
+                self.judge_presence(call, place, item["transactionId"], told["offset"])
             for place, offset in latest.items():
                 ends[place].append((call.answered, offset))
 
-    def _judge_presence(self, call: Call, place: Place, txn: str, offset: int) -> None:
+    def judge_presence(self, call: Call, place: Place, txn: str, offset: int) -> None:
+        """What somebody was told is there when it is read afterwards."""
         if not self.readings[place] or self.readings[place][-1][0].sent < call.answered:
             return
         record = self.records[place].get(offset)

@@ -34,7 +34,8 @@ class Lost(Exception):
 class Peer:
     """One connection, one request at a time."""
 
-    def __init__(self, stream: trio.SocketStream, history: History, worker: int) -> None:
+    def __init__(self, stream: trio.SocketStream, history: History, worker: int, grace: float = 0.0) -> None:
+        self._grace = grace
         self._stream = stream
         self._history = history
         self._worker = worker
@@ -58,7 +59,11 @@ class Peer:
             call.answered = time.monotonic()
             raise
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError) as error:
-            call.answered = time.monotonic()
+            await trio.aclose_forcefully(self._stream)
+            try:
+                await trio.sleep(self._grace)
+            finally:
+                call.answered = time.monotonic()
             raise Lost(f"{op}: {error!r}") from error
         call.answered = time.monotonic()
         call.status = status
@@ -99,13 +104,14 @@ def _request(op: str, body: Any) -> bytes:
 
 
 @asynccontextmanager
-async def connected(port: int, history: History, worker: int) -> AsyncGenerator[Peer]:
-    """A connection of its own. Raises Lost when nobody listens."""
+async def connected(port: int, history: History, worker: int, grace: float = 0.0) -> AsyncGenerator[Peer]:
+    """A connection of its own. `grace`: how long after its end nothing of it can be under way any more. Raises Lost
+    when nobody listens."""
     try:
         stream = await trio.open_tcp_stream("127.0.0.1", port)
     except OSError as error:
         raise Lost(f"nobody listens: {error}") from error
     try:
-        yield Peer(stream, history, worker)
+        yield Peer(stream, history, worker, grace)
     finally:
         await trio.aclose_forcefully(stream)

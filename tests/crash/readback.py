@@ -9,7 +9,7 @@ import trio
 from .history import READER
 from .load import Worker, by_partition, entry
 from .peer import Peer, connected
-from .world import AUTO, CONSUMED, COUNTERS, GROUPS, LATER, LOCKS, PARTITIONS, WORKERS, World, own_keys
+from .world import AUTO, CONSUMED, COUNTERS, GROUPS, LATER, LOCKS, PARTITIONS, SOCKET_LOCKS, WORKERS, World, own_keys
 
 OVERLAP = 20
 """How many records that were read before are read again, to see that they are still the same."""
@@ -38,7 +38,8 @@ async def read_back(world: World, port: int, *, whole: bool = False) -> None:
         await peer.call("kv", {"operations": counters})
         for ns, prefix in (("races", "r"), ("done", "m"), ("guarded", "l"), ("guarded", "s")):
             await _prefix(peer, ns, prefix)
-        await peer.call("locks", {"operations": [{"op": "get", "name": name} for name in LOCKS]})
+        for names in (LOCKS, SOCKET_LOCKS):
+            await peer.call("locks", {"operations": [{"op": "get", "name": name} for name in names]})
         if whole:
             await _dead_letters(peer)
 

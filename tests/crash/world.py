@@ -38,6 +38,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 COUNTERS = ("c0", "c1", "c2")
 COUNTER_MIN, COUNTER_MAX = 0, 40
 LOCKS = {"l0": 1, "l1": 1, "sem": 3}
+SOCKET_LOCKS = {"line": 1, "seat": 2}
+"""Locks that are waited for, and permits that live with a connection."""
+SOCKET_WORKERS = (5, 6, 7)
+"""Workers whose requests go over a WebSocket."""
 NEVER = "never"
 """A key of `done` that does not exist: a transaction that checks for it is refused."""
 
@@ -58,6 +62,14 @@ class World:
         self.versions: dict[tuple[str, str], int] = {}
         self.read_to: dict[tuple[str, str], int] = {}
         self.generation = 0
+        self.tails: dict[str, dict[str, int]] = {}
+        """The next offset of each partition, of each queue that is tailed."""
+        self.watched: dict[tuple[str, str], int] = {}
+        """The version behind which the watch of (namespace, prefix) goes on."""
+        self.margin = 0.25
+        """Seconds by which a delivery may have been claimed before it came (seconds)."""
+        self.grace = 0.0
+        """Seconds after a connection's end until nothing of it can be under way any more."""
         self._serial = 0
 
     def serial(self) -> int:
