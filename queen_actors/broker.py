@@ -326,6 +326,22 @@ class Broker:
             pid=pid, txn=txn, group=group, names=names, event=event, data=data, worker=worker
         )
 
+    # -- replies that leave later ----------------------------------------------------------------------------------
+
+    @property
+    def reloads(self) -> int:
+        """How often the state was read again from the log: what was deferred before is void."""
+        return self._core.log.reloads
+
+    async def settled(self, position: int, reloads: int) -> None:
+        """Return when what was decided in a task with a `deferral` (`actors/log.py`) is durable: its position, and
+        `reloads` at that time. Raises StorageFull when it was refused, StorageFailed when its fate is not known."""
+        await self._core.log.settled(position, reloads)
+
+    def reached(self, reloads: int) -> int:
+        """The position up to which the log is durable, of those that were given out after so many reloads."""
+        return self._core.log.reached(reloads)
+
     # -- life ------------------------------------------------------------------------------------------------------
 
     def statistics(self) -> BrokerStatistics:

@@ -32,6 +32,22 @@ def tell_decided() -> None:
         tell()
 
 
+class Deferral:
+    """What a task leaves in `deferral` whose calls are not to wait for the disk: they return when they are decided, and
+    nothing of what they returned may be told to anybody before the log is durable up to `position` (`Log.settled`).
+
+    `position` is 0 while there is nothing to wait for; `reloads` is how often the state had been read again by then.
+    """
+
+    __slots__ = ("position", "reloads")
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.reloads = 0
+
+
+deferral: ContextVar[Deferral | None] = ContextVar("deferral", default=None)
+
 PROBE_SECONDS = 0.5
 """How often a full disk is asked whether there is room again."""
 
@@ -65,6 +81,9 @@ class Log:
         """How often the state was read again: what was looked at before is void."""
         self._reloaded = trio.Event()
         self._failure: QueenError | None = None
+        self._refusal = StorageFull("the disk is full")
+        self._ends: list[int] = []
+        """How far the log was durable at each refusal."""
         self._closing = False
         self.on_commit: list[Callable[[int], None]] = []
         """Told, with the position, each time that more is durable, before anybody's reply leaves."""
@@ -125,7 +144,8 @@ class Log:
     async def durable(self, position: int | None = None) -> None:
         """Return when everything up to `position` (all that is decided by now) survives a crash.
 
-        Raises StorageFull when it was refused, StorageFailed when its fate is not known. Always a checkpoint.
+        Raises StorageFull when it was refused, StorageFailed when its fate is not known. Always a checkpoint, but for
+        a task with a `deferral`, which gets the position instead.
         """
         tell_decided()
         wanted = self.position if position is None else position
@@ -133,6 +153,13 @@ class Log:
             raise Unavailable("the state is being read again from the log; send the call again", code="retry")
         if self._failure is not None:
             raise copy(self._failure)
+        later = deferral.get()
+        if later is not None:
+            if wanted > self.committed:
+                if not later.position:
+                    later.reloads = self.reloads
+                later.position = max(later.position, wanted)
+            return
         if wanted <= self.committed:
             await checkpoint()
             return
@@ -144,6 +171,19 @@ class Log:
             return Abort.SUCCEEDED
 
         await wait_task_rescheduled(abort)
+
+    async def settled(self, position: int, reloads: int) -> None:
+        """`durable`, for what was deferred when the state had been read again `reloads` times: since then, positions
+        that were refused may have been given out once more."""
+        if position <= self.reached(reloads):
+            return
+        if reloads != self.reloads:
+            raise copy(self._refusal)
+        await self.durable(position)
+
+    def reached(self, reloads: int) -> int:
+        """Up to where those positions are durable that were given out after so many reloads."""
+        return self.committed if reloads == self.reloads else self._ends[reloads]
 
     async def run(self) -> None:
         """Commit group after group until `close`. A store that fails ends it with StorageFailed.
@@ -221,6 +261,8 @@ class Log:
         """Known not to be committed, and so is all that was decided on top of it, but the state holds it: nobody may
         look at that until it has been read again (`restart`)."""
         self.full = True
+        self._refusal = refusal
+        self._ends.append(self.committed)
         self.reloading = True
         self.reloads += 1
         self._reloaded = trio.Event()

@@ -56,9 +56,25 @@ class Api:
             log.exception("request failed", extra={"method": request.method, "path": where, "fault": repr(type(error))})
             fault = InternalError("internal error; the broker's log has more")
             reply = error_reply(fault, None if route is None else route.family)
-        counted = ("", "", reply.status) if route is None else (route.pattern, route.method, reply.status)
-        self._requests[counted] = self._requests.get(counted, 0) + 1
+        self._count(route, reply.status)
         return reply
+
+    def _count(self, route: Route | None, status: int, by: int = 1) -> None:
+        counted = ("", "", status) if route is None else (route.pattern, route.method, status)
+        count = self._requests.get(counted, 0) + by
+        if count:
+            self._requests[counted] = count
+        else:
+            del self._requests[counted]
+
+    def revoke(self, request: Request, reply: Reply, error: QueenError) -> Reply:
+        """What is answered in place of `reply`, which has not left, when what it says was not to be."""
+        found = self._router.find(request.method, request.raw_path)
+        route = None if found is None else found[0]
+        refused = error_reply(error, None if route is None else route.family)
+        self._count(route, reply.status, -1)  # nobody was told of it
+        self._count(route, refused.status)
+        return refused
 
     def waits(self, method: str, raw_path: bytes) -> bool:
         """May the answer to such a request take long? Then its caller should be watched: when he is gone, so is the

@@ -55,6 +55,18 @@ class Replayed(trio.abc.Stream):
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         await self._stream.send_all(data)
 
+    def write_now(self, data: bytes) -> bytes:
+        """Send what the kernel takes at once, without a turn of the event loop; returns the rest, for `send_all`.
+        Raises trio.BrokenResourceError."""
+        if not (_PLAIN_SOCKETS and isinstance(self._stream, trio.SocketStream)):
+            return data
+        try:
+            return data[os.write(self._stream.socket.fileno(), data) :]
+        except BlockingIOError:
+            return data
+        except OSError as error:
+            raise trio.BrokenResourceError from error
+
     async def wait_send_all_might_not_block(self) -> None:
         await self._stream.wait_send_all_might_not_block()
 
@@ -98,18 +110,6 @@ class Connection(Replayed, trio.abc.HalfCloseableStream):
                 continue
             except OSError as error:
                 raise trio.BrokenResourceError from error
-
-    def write_now(self, data: bytes) -> bytes:
-        """Send what the kernel takes at once, without a turn of the event loop; returns the rest, for `send_all`.
-        Raises trio.BrokenResourceError."""
-        if not (_PLAIN_SOCKETS and isinstance(self._stream, trio.SocketStream)):
-            return data
-        try:
-            return data[os.write(self._stream.socket.fileno(), data) :]
-        except BlockingIOError:
-            return data
-        except OSError as error:
-            raise trio.BrokenResourceError from error
 
     def put_back(self, data: bytes) -> None:
         """Bytes that were read and belong to what reads next."""

@@ -9,7 +9,8 @@ connection only, and what a peer sent before it saw our close can still be read.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager, suppress
 
 import trio
@@ -20,6 +21,7 @@ from queen_actors import limits
 from queen_actors.wire.socket import close_frame, is_close, is_control, text_frames
 
 from .outbox import CHUNK_BYTES, CROWDED_BYTES, Outbox
+from .texts import TextReader
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,13 @@ _OURS_TO_SAY = {PROTOCOL_ERROR: "protocol error", 1007: "not UTF-8"}
 """Errors at which trio-websocket ends a connection without saying so to the peer."""
 
 
+_HEAD_END = b"\r\n\r\n"
+
+
+class NotText(Exception):
+    """A message came that is no text."""
+
+
 class _Transport(trio.abc.Stream):
     """The peer's stream as trio-websocket sees it: reads come from the peer, writes go into the outbox."""
 
@@ -44,22 +53,60 @@ class _Transport(trio.abc.Stream):
         """Nothing more is read: the peer's end of stream, or trio-websocket has had enough."""
         self.said_close = False
         """trio-websocket has sent a close: its answer to the peer's, if it has ended too."""
+        self.texts: deque[bytes] = deque()
+        """Messages that were taken out of the bytes before trio-websocket saw them."""
+        self.arrived = trio.lowlevel.ParkingLot()
+        self.taken = trio.lowlevel.ParkingLot()
+        self._handshake: bytearray | None = bytearray()
+        self._reader: TextReader | None = None
+
+    @property
+    def direct(self) -> bool:
+        """Will the next message be one of `texts`, not one of trio-websocket's?"""
+        return self._reader is not None and self._reader.direct and not self.ended.is_set()
+
+    def read_texts(self) -> None:
+        """The handshake is over. If trio-websocket has read more than that already, it goes on reading alone."""
+        handshake, self._handshake = self._handshake, None
+        if handshake is not None and handshake.find(_HEAD_END) == len(handshake) - len(_HEAD_END):
+            self._reader = TextReader()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         if self.ended.is_set():  # it reads once more after it has closed
             await trio.lowlevel.checkpoint()
             return b""
-        try:
-            data = await self._stream.receive_some(READ_BYTES)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            data = b""
+        data = await self._next()
         self.unfinished += len(data)
         if self.unfinished > UNFINISHED_BYTES:
             self._outbox.finish(close_frame(1009, "no whole message among so many bytes"))
             data = b""
         if not data:
             self.ended.set()
+        self.arrived.unpark_all()
         return data
+
+    async def _next(self) -> bytes | bytearray:
+        """What trio-websocket is to read next, once the messages before it have been taken; empty at the end."""
+        while True:
+            if self._reader is not None:
+                self.texts += self._reader.texts()
+                while self.texts:
+                    self.arrived.unpark_all()
+                    await self.taken.park()
+                rest = self._reader.rest()
+                if rest:
+                    return rest
+            try:
+                data = await self._stream.receive_some(READ_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return b""
+            if self._handshake is not None:
+                self._handshake += data
+                if len(self._handshake) > limits.HTTP_HEAD_BYTES:
+                    self._handshake = None
+            if self._reader is None or not data:
+                return data
+            self._reader.receive(data)
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         frame = bytes(data)
@@ -77,6 +124,7 @@ class _Transport(trio.abc.Stream):
 
     async def aclose(self) -> None:
         self.ended.set()
+        self.arrived.unpark_all()
         await trio.lowlevel.checkpoint()
 
 
@@ -133,6 +181,7 @@ class Link:
             code = PROTOCOL_ERROR if closed is None or failed else closed.code
             self.outbox.finish(close_frame(code, _OURS_TO_SAY[code]))
         self._gone.set()
+        self._transport.arrived.unpark_all()
         self._handshaken.set()
 
     async def handshake(self) -> WebSocketRequest | None:
@@ -143,6 +192,7 @@ class Link:
     async def accept(self, subprotocol: str | None) -> bool:
         """Answer the request with 101; False when the peer is gone already."""
         assert self.request is not None
+        self._transport.read_texts()
         try:
             self._connection = await self.request.accept(subprotocol=subprotocol)
         except (ConnectionClosed, LocalProtocolError):
@@ -157,20 +207,47 @@ class Link:
             await self.request.reject(status, extra_headers=headers, body=body)
         self.outbox.finish()
 
-    async def receive(self) -> str | bytes | None:
-        """The next message; None when there will be none any more."""
+    async def receive(self) -> bytes | None:
+        """The next text message; None when there will be none any more. No checkpoint when one has come already.
+        Raises NotText."""
         assert self._connection is not None
+        transport = self._transport
+        while not transport.texts and transport.direct and not self._gone.is_set():
+            await transport.arrived.park()
+        if transport.texts:
+            text = transport.texts.popleft()
+            if not transport.texts:
+                transport.taken.unpark_all()
+            transport.unfinished = 0
+            return text
         try:
             message = await self._connection.get_message()
         except ConnectionClosed:
             return None
-        self._transport.unfinished = 0
-        return message
+        transport.unfinished = 0
+        if isinstance(message, bytes):
+            raise NotText
+        return message.encode()
 
     def send(self, payload: bytes) -> None:
         """Queue a text message; after a close it goes nowhere."""
         for frame in text_frames(payload, CHUNK_BYTES):
             self.outbox.put(frame)
+
+    def send_together(self, payloads: Iterable[bytes]) -> None:
+        """Queue text messages, the small ones in as few writes as may be, and write what can be written at once."""
+        joined: list[bytes] = []
+        size = 0
+        for payload in payloads:
+            for frame in text_frames(payload, CHUNK_BYTES):
+                if size + len(frame) > CHUNK_BYTES and joined:
+                    self.outbox.put(b"".join(joined))
+                    joined, size = [], 0
+                joined.append(frame)
+                size += len(frame)
+        if joined:
+            self.outbox.put(b"".join(joined))
+        self.outbox.write_now()
 
     def close(self, code: int, reason: str, *, drop: bool = False) -> None:
         """Close with this code after what waits to be written, or (`drop`) in place of it. The first close counts."""
@@ -206,8 +283,10 @@ class Link:
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 if isinstance(self._stream, trio.abc.HalfCloseableStream):
                     await self._stream.send_eof()
-                while self._connection is not None and await self.receive() is not None:
-                    pass
+                while self._connection is not None:
+                    with suppress(NotText):
+                        if await self.receive() is None:
+                            break
                 await self._gone.wait()
                 if self._transport.said_close and self._transport.ended.is_set():
                     return  # both have said it: now it is the server that closes

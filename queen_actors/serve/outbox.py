@@ -10,6 +10,8 @@ import trio
 
 from queen_actors import limits
 
+from .connection import Replayed
+
 CHUNK_BYTES = 64 * 1024
 """One write: enough for the cost of a system call not to count, little enough to see progress on a slow line."""
 CROWDED_BYTES = 2 * limits.WS_PEER_BYTES
@@ -37,6 +39,10 @@ class Outbox:
         self._writer = trio.lowlevel.ParkingLot()
         self._room = trio.lowlevel.ParkingLot()
         self._patience = trio.CancelScope()
+        self._idle = False
+        """Has the writer nothing to do, or not begun with it?"""
+        self._rest = b""
+        """What the peer's kernel did not take at once: in the middle of a frame, so that nothing comes before it."""
 
     @property
     def full(self) -> bool:
@@ -71,6 +77,22 @@ class Outbox:
         self._writer.unpark_all()
         self._room.unpark_all()
 
+    def write_now(self) -> None:
+        """Write what waits without a turn of the event loop, as far as the peer's kernel takes it at once."""
+        if not self._idle or not isinstance(self._stream, Replayed):
+            return
+        chunk = self._chunk()
+        if not chunk:
+            return
+        try:
+            rest = self._stream.write_now(chunk)
+        except trio.BrokenResourceError:
+            rest = chunk  # the writer meets the same, and ends
+        self.size -= len(chunk) - len(rest)
+        if rest:
+            self._rest = rest
+            self._writer.unpark_all()
+
     async def room(self, bound: int = limits.WS_PEER_BYTES) -> None:
         """Return when no more than `bound` waits, or when nothing can be put any more."""
         while self.size > bound and not self.finished:
@@ -84,7 +106,11 @@ class Outbox:
                 if not chunk:
                     if self.finished:
                         return
-                    await self._writer.park()
+                    self._idle = True
+                    try:
+                        await self._writer.park()
+                    finally:
+                        self._idle = False
                     continue
                 self._patience.deadline = trio.current_time() + limits.WS_WRITE_SECONDS
                 await self._stream.send_all(chunk)
@@ -107,8 +133,9 @@ class Outbox:
 
     def _chunk(self) -> bytes:
         """The next frames to write, empty when there are none; they still count in `size`."""
-        parts: list[bytes] = []
-        total = 0
+        rest, self._rest = self._rest, b""
+        parts = [rest] if rest else []
+        total = len(rest)
         for frames in (self._urgent, self._frames):
             while frames and (not parts or total + len(frames[0]) <= CHUNK_BYTES):
                 parts.append(frames.popleft())

@@ -7,7 +7,7 @@ many are under way as may be. When the connection ends, what was received is fin
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
 
@@ -29,7 +29,8 @@ from queen_actors.wire.socket import Frame
 from .feed import Feeds
 from .gate import Gate
 from .holding import Holding
-from .link import Link
+from .link import Link, NotText
+from .pipeline import Decided, Pipeline
 from .socket_routes import ROUTES, Headers, pop_request, pop_timeout_ms
 from .watching import Watching
 
@@ -37,6 +38,8 @@ Work = Callable[[Frame], Awaitable[Reply]]
 
 PAUSE_SECONDS = 1.0
 """A reader that stops for less still sees what comes in time."""
+ROUND = 64
+"""So many requests are decided before others may run: about a millisecond."""
 _REFUSED = {401: wire.UNAUTHORIZED, 403: wire.FORBIDDEN}
 """What a connection is closed with when its `auth` is answered with this status."""
 
@@ -72,7 +75,9 @@ class Session:
         self._reading = trio.CancelScope()
         self._under_way = 0
         self._under_way_bytes = 0
+        self._pipeline = Pipeline(api, broker, self._tell)
         self._pops = 0
+        self._taken = 0
         self._place_free = trio.lowlevel.ParkingLot()
         self._paused_since = inf
         self._read_freely = True  # since the last ping, the reader did not have to stop for long
@@ -98,12 +103,14 @@ class Session:
                 for task in (self._heartbeat, self._watch_writes, self._watch_stalls, self._watch_shutdown):
                     background.start_soon(task)
                 background.start_soon(self._watch_expiry)
+                background.start_soon(self._pipeline.run)
                 if not self._known:
                     background.start_soon(self._await_auth)
                 async with trio.open_nursery() as requests, trio.open_nursery() as feeds:
                     self._feeds.nursery = self._watching.nursery = feeds
                     with self._reading:
                         await self._read(requests)
+                    await self._pipeline.drained()
                     self._gate.close()
                     self._holding.stop()
                     self._feeds.nursery = self._watching.nursery = None
@@ -119,11 +126,15 @@ class Session:
 
     async def _read(self, requests: trio.Nursery) -> None:
         """Take requests until the peer is gone, or says something that ends the connection."""
-        while (message := await self._link.receive()) is not None:
-            if isinstance(message, bytes):
+        holding.set(self._holding.permits)
+        while True:
+            try:
+                text = await self._link.receive()
+            except NotText:
                 self._link.close(wire.UNSUPPORTED, "frames are text")
                 return
-            text = message.encode()
+            if text is None:
+                return
             if len(text) > limits.WS_FRAME_BYTES:
                 self._link.close(wire.TOO_BIG, f"a frame takes at most {limits.WS_FRAME_BYTES} bytes")
                 return
@@ -151,12 +162,36 @@ class Session:
             self._say(frame.id, frame.op, error_reply(unknown))
             return
         await self._place(len(frame.text))
+        if frame.op in ROUTES:
+            await self._decide(requests, frame)
+            return
         decided = trio.Event()
         requests.start_soon(self._answer, frame, work, decided)
         await trio.lowlevel.checkpoint()
         if not decided.is_set() and not (frame.op == "pop" and pop_timeout_ms(frame)):
             with self._pause():
                 await decided.wait()
+
+    async def _decide(self, requests: trio.Nursery, frame: Frame) -> None:
+        try:
+            await self._pipeline.decide(frame, ROUTES[frame.op](frame, self._headers))
+        except QueenError as error:
+            self._done(frame)
+            self._say(frame.id, frame.op, error_reply(error))
+        except trio.Cancelled:  # the reader's time is over, and not that of what has been received
+            requests.start_soon(self._answer, frame, self._call, trio.Event())
+            raise
+        self._taken += 1
+        if self._taken % ROUND == 0:
+            await trio.lowlevel.checkpoint()
+
+    def _tell(self, found: Sequence[Decided]) -> None:
+        """Replies of the pipeline that may leave."""
+        said: list[bytes] = []
+        for decided in found:
+            self._done(decided.frame)
+            said += self._said(decided.frame.id, decided.frame.op, decided.reply)
+        self._link.send_together(said)
 
     def _route_of(self, op: str) -> Work | None:
         return self._call if op in ROUTES else None
@@ -202,18 +237,26 @@ class Session:
             reply = error_reply(error)
         finally:
             decided.set()
-            self._under_way -= 1
-            self._under_way_bytes -= len(frame.text)
-            self._place_free.unpark_all()
+            self._done(frame)
         self._say(frame.id, frame.op, reply)
         if frame.op == "auth" and reply.status in _REFUSED:
             self._stop(_REFUSED[reply.status], "the token does not hold")
 
+    def _done(self, frame: Frame) -> None:
+        """The request has its answer: its place is free."""
+        self._under_way -= 1
+        self._under_way_bytes -= len(frame.text)
+        self._place_free.unpark_all()
+
     def _say(self, id: bytes | None, op: str | None, reply: Reply) -> None:
+        for said in self._said(id, op, reply):
+            self._link.send(said)
+
+    def _said(self, id: bytes | None, op: str | None, reply: Reply) -> tuple[bytes, ...]:
+        """What a reply is on the wire: nothing, when the request asked for none and did not fail."""
         if id is not None:
-            self._link.send(wire.render_reply(id, reply.status, reply.body))
-        elif reply.status >= 400:
-            self._link.send(wire.render_failure(op, reply.status, reply.body))
+            return (wire.render_reply(id, reply.status, reply.body),)
+        return (wire.render_failure(op, reply.status, reply.body),) if reply.status >= 400 else ()
 
     async def _call(self, frame: Frame) -> Reply:
         return await self._api.handle(ROUTES[frame.op](frame, self._headers))
