@@ -34,6 +34,10 @@ class Message(Delivered):
         self.portal = portal
         self.wrapped = wrapped
 
+    def note_settled(self, status: str) -> None:
+        """It has this verdict from a transaction; told on the Trio thread."""
+        self.wrapped.note_settled(status)
+
     ack = waits(client.Message.ack)
     nack = waits(client.Message.nack)
     retry = waits(client.Message.retry)
@@ -95,12 +99,39 @@ class Subscription(Face[client.Subscription]):
         while True:
             yield self.receive_batch(most)
 
+    @property
+    def workers(self) -> int:
+        """How many messages are handled at once."""
+        return self.wrapped.workers
+
+    def each(self, handler: Callable[[Message], object], *, limit: int | None = None) -> None:
+        """Hand each message to `handler`, on as many threads at once as the subscription has workers, until
+        interrupted or after `limit` messages.
+
+        A handler that returns acks its message, one that raises nacks it with the error, and the next one comes. Raises
+        QueenError when the subscription has ended.
+        """
+        handle = _on_threads(self.portal, handler, self.wrapped.workers)
+        self.portal.call(partial(self.wrapped.each, handle, limit=limit))
+
     def ack(
         self, messages: Message | Sequence[Message], status: str | bool = "completed", *, error: str | None = None
     ) -> client.AckResult:
         """Settle one message, or several in one step."""
         unwrapped = messages.wrapped if isinstance(messages, Message) else [one.wrapped for one in messages]
         return self.portal.call(partial(self.wrapped.ack, unwrapped, status, error=error))
+
+
+def _on_threads(
+    portal: Portal, handler: Callable[[Message], object], threads: int
+) -> Callable[[client.Message], Awaitable[object]]:
+    """A blocking handler, which gets each message on a thread, as the Trio client takes it."""
+    limiter = trio.CapacityLimiter(max(1, threads))
+
+    async def handle(delivered: client.Message) -> None:
+        await trio.to_thread.run_sync(handler, Message(portal, delivered), limiter=limiter)
+
+    return handle
 
 
 def _subscription(portal: Portal, wrapped: client.Subscription) -> Subscription:
@@ -166,9 +197,8 @@ def _consumes(
     """`consume` with a blocking handler, which gets each message on a worker thread."""
 
     def consume(self: Queue, handler: Callable[[Message], object], /, *args: P.args, **kwargs: P.kwargs) -> None:
-        async def handle(delivered: client.Message) -> None:
-            await trio.to_thread.run_sync(handler, Message(self.portal, delivered))
-
+        workers = kwargs.get("workers", 1)
+        handle = _on_threads(self.portal, handler, workers if isinstance(workers, int) else 1)
         self.portal.call(partial(method, self.wrapped, handle, *args, **kwargs))
 
     return update_wrapper(consume, method)

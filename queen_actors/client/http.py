@@ -17,8 +17,8 @@ from queen_actors.errors import Unavailable
 
 from .address import Address, Stream, open_stream
 from .errors import AnswerTimeout, ConnectionFailed, ProtocolError
-from .socket import SocketFeed, SocketStream
-from .transport import Answer, Caller, Retry, Talk, Wanted
+from .sharing import SocketFeed, Sockets, SocketStream
+from .transport import Answer, Caller, Retry, Start, Talk, Wanted
 
 IDLE_SECONDS = 15.0  # an unused connection is not trusted for longer: the other side may be about to close it
 CONNECTIONS = 100  # open at once; further calls wait their turn
@@ -130,7 +130,7 @@ class _Reading:
 
 
 class HttpTransport:
-    """Calls over a pool of connections; subscriptions over a WebSocket each."""
+    """Calls over a pool of connections; what is told by the broker over WebSockets."""
 
     def __init__(self, address: Address, retry: Retry | None = None, connections: int = CONNECTIONS) -> None:
         self.retry = retry or Retry()
@@ -138,6 +138,7 @@ class HttpTransport:
         self._idle: deque[Connection] = deque()
         self._slots = trio.CapacityLimiter(connections)
         self._closed = False
+        self._sockets = Sockets(address)
         common = {
             "Host": address.authority,
             "Accept": "application/json",
@@ -145,6 +146,10 @@ class HttpTransport:
             **address.headers,
         }
         self._head = "".join(f"{name}: {value}\r\n" for name, value in common.items()).encode("ascii")
+
+    def begin(self, start: Start) -> None:
+        """As `Transport.begin`."""
+        self._sockets.start = start
 
     def new_id(self) -> str:
         return str(uuid.uuid4())
@@ -190,10 +195,10 @@ class HttpTransport:
         return None
 
     def subscribe(self, wanted: Wanted, caller: Caller) -> SocketFeed:
-        return SocketFeed(self.address, wanted, self.retry)
+        return SocketFeed(self._sockets, wanted, self.retry)
 
     def talk(self, talk: Talk) -> SocketStream:
-        return SocketStream(self.address, talk, self.retry)
+        return SocketStream(self._sockets, talk, self.retry)
 
     async def aclose(self) -> None:
         self._closed = True

@@ -9,10 +9,9 @@ from enum import Enum
 from typing import Any, Final
 
 from .durations import Duration, lifetime
-from .live import Start
 from .results import KvResult
 from .shapes import as_object, results
-from .transport import Caller
+from .transport import Caller, Start
 from .watch import Watch
 
 Number = int | float | Decimal

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import trio
 
 from queen_actors.errors import QueenError, Unavailable
 
-from .transport import Stream
+from .transport import Start, Stream
 
 LEAVE_SECONDS = 0.8  # how long a stream may take to end in good order, and then to end at all
-
-Start = Callable[..., None]
-"""Starts a task of the client."""
 
 
 class Live:

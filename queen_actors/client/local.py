@@ -26,7 +26,7 @@ from queen_actors.wire.socket import Frame, parse_frame, parse_tail
 from queen_actors.wire.watch import parse_watch, render_changes, render_watched
 
 from .encoding import decode, encode
-from .transport import Answer, Caller, Retry, Sink, Talk, Wanted
+from .transport import SUB, Answer, Caller, Retry, Sink, Start, Talk, Wanted
 
 T = TypeVar("T")
 AGAIN_SECONDS = 0.5
@@ -41,6 +41,9 @@ class LocalTransport:
         self._broker = broker
         self._api = api
         self._closed = False
+
+    def begin(self, start: Start) -> None:
+        """As `Transport.begin`; nothing here runs by itself."""
 
     def new_id(self) -> str:
         return self._broker.ids.uuid(self._broker.clock.now())
@@ -121,7 +124,7 @@ class LocalStream:
         self._tail: Tail | None = None
 
     async def run(self, started: Callable[[], None]) -> None:
-        frame = parse_frame(encode(self._talk.opening()))
+        frame = parse_frame(encode({"sub": SUB, "watch": SUB, **self._talk.opening()}))
         carry = {"tail": self._carry_tail, "watch": self._carry_watch, "lock.acquire": self._carry_permit}[frame.op]
         with self._running:
             await carry(frame, started)

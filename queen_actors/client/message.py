@@ -11,6 +11,7 @@ from .results import AckResult, Field, RenewResult, Result
 
 Settle = Callable[["Message", str, str | None], Awaitable[AckResult]]
 Extend = Callable[["Message", int], Awaitable[RenewResult]]
+Told = Callable[["Message", str], None]
 
 
 class Delivered(Result):
@@ -37,6 +38,9 @@ class Delivered(Result):
     def __bool__(self) -> bool:
         return True
 
+    def note_settled(self, status: str) -> None:
+        """It has this verdict from elsewhere, as from a transaction: whoever waits for that goes on."""
+
 
 class Message(Delivered):
     """One delivered message, which settles itself.
@@ -45,12 +49,18 @@ class Message(Delivered):
     lease of the partition, so what was delivered after this message comes again.
     """
 
-    __slots__ = ("_extend", "_settle")
+    __slots__ = ("_extend", "_settle", "_told")
 
-    def __init__(self, fields: Mapping[str, Any], settle: Settle, extend: Extend) -> None:
+    def __init__(self, fields: Mapping[str, Any], settle: Settle, extend: Extend, told: Told | None = None) -> None:
         super().__init__(fields)
         self._settle = settle
         self._extend = extend
+        self._told = told
+
+    def note_settled(self, status: str) -> None:
+        """As `Delivered.note_settled`."""
+        if self._told is not None:
+            self._told(self, status)
 
     async def ack(self) -> AckResult:
         """It is done, and so is every earlier message of its partition. False: the lease was lost, it comes again."""

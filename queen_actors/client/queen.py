@@ -17,7 +17,7 @@ from .ephemeral import Ephemeral
 from .kv import Kv
 from .lock import Held, Lock, OnLost
 from .locks import Locks
-from .message import Acknowledgeable, Message, acknowledgment, group_of
+from .message import Acknowledgeable, Delivered, Message, acknowledgment, group_of, status_word
 from .queue import Choices, Queue
 from .results import AckResult, RenewResult, Result
 from .shapes import one_each
@@ -46,6 +46,7 @@ class Queen:
         self._held = Held(self.start, transport)
         self._nursery = nursery
         self._closed = False
+        transport.begin(self.start)
 
     # Queues and messages
 
@@ -86,6 +87,9 @@ class Queen:
             acks = [acknowledgment(messages[index], status, error) for index in indexes]
             for index, verdict in zip(indexes, await self.acknowledge(acks, to), strict=True):
                 verdicts[index] = verdict
+                message = messages[index]
+                if isinstance(message, Delivered) and verdict.get("success"):
+                    message.note_settled(status_word(status))
         return verdicts
 
     async def acknowledge(self, acks: Sequence[Mapping[str, Any]], group: str | None) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from .shapes import as_object, one_each
 from .subscription import Subscription
 from .tail import Begin, Gap, Tail
 from .transport import ANSWER_SECONDS, Wanted
-from .workers import Workers
+from .workers import Handler
 
 if TYPE_CHECKING:
     from .queen import Queen
@@ -227,21 +227,29 @@ class Queue:
         max_lease_seconds: int | None = None,
         subscription_mode: str | None = None,
         subscription_from: str | None = None,
+        workers: int = 1,
     ) -> Subscription:
         """Messages as they come: `async with queue.subscribe(group="g") as messages: async for message in messages:`.
 
         At most `credit` (100) delivered messages are unsettled at once. Their leases are renewed, also while they
         wait their turn here, up to `max_lease_seconds` (an hour). Leaving gives back what is not settled.
+
+        With `workers=n`, n messages are handled at once, those of one partition one after the other in their order:
+        by n tasks that iterate, by a task that is started for each message, or by `messages.each(handler)`. A message
+        counts as handled when it is settled, so each must be. Raises ValueError for less than one worker.
         """
+        if workers < 1:
+            raise ValueError(f"workers must be 1 or more, not {workers}")
         chosen = self._chosen
-        most = credit or max(CREDIT, batch or chosen.batch or 0)
+        most = credit or max(CREDIT, workers, batch or chosen.batch or 0)
+        fair = max(1, most // workers)  # so that no partition takes the credit of them all
         wanted = Wanted(
             queue=chosen.queue,
             partition=chosen.partition,
             namespace=chosen.namespace,
             task=chosen.task,
             group=group or chosen.group,
-            batch=min(batch or chosen.batch or BATCH, most),
+            batch=min(batch or chosen.batch or BATCH, fair),
             credit=most,
             partitions=partitions or chosen.partitions,
             auto_ack=chosen.auto_ack if auto_ack is None else auto_ack,
@@ -250,7 +258,7 @@ class Queue:
             subscription_mode=subscription_mode or chosen.subscription_mode,
             subscription_from=subscription_from or chosen.subscription_from,
         )
-        return Subscription(self._queen, wanted)
+        return Subscription(self._queen, wanted, workers)
 
     def tail(
         self, from_: Begin = "now", *, credit: int = TAIL_CREDIT, on_gap: Callable[[Gap], object] | None = None
@@ -268,7 +276,7 @@ class Queue:
 
     async def consume(
         self,
-        handler: Callable[[Message], Awaitable[object]],
+        handler: Handler,
         *,
         group: str | None = None,
         limit: int | None = None,
@@ -282,10 +290,9 @@ class Queue:
         A handler that returns acks its message; one that raises nacks it, with the error, and the next one comes. One
         whose message's lease is lost is cancelled before it can ack: the message comes again.
         """
-        if workers < 1:
-            raise ValueError(f"workers must be 1 or more, not {workers}")
-        async with self.subscribe(group=group, credit=credit, lease_seconds=lease_seconds) as messages:
-            await Workers(messages, handler, limit).run(workers)
+        subscription = self.subscribe(group=group, credit=credit, lease_seconds=lease_seconds, workers=workers)
+        async with subscription as messages:
+            await messages.each(handler, limit=limit)
 
     def dlq(self, group: str | None = None, *, limit: int = DLQ_PAGE, offset: int = 0) -> DeadLetters:
         """The queue's dead letters, newest first: `await queue.dlq(limit=10)`; also `.replay(id)` and `.purge()`."""

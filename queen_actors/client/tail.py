@@ -13,10 +13,10 @@ import trio
 from msgspec import Struct
 
 from .durations import instant
-from .live import Live, Start
+from .live import Live
 from .message import Delivered
 from .shapes import as_object, as_rows
-from .transport import OPENING_SECONDS, SUB, Transport
+from .transport import OPENING_SECONDS, Start, Transport
 
 log = logging.getLogger("queen_actors.client")
 
@@ -81,7 +81,6 @@ class Tail:
         self._owed = 0
         fields: dict[str, Any] = {
             "op": "tail",
-            "sub": SUB,
             "queue": self._queue,
             "from": self._begin if self._received is None else self._received,
             "credit": max(0, self._credit - sum(isinstance(one, Delivered) for one in self._buffer)),

@@ -12,7 +12,7 @@ from .errors import TransactionError, from_answer
 from .items import as_list, push_items
 from .kv import UNSET, Expect, KvOp, KvOps, Number
 from .lock import Lock
-from .message import Acknowledgeable, acknowledgment
+from .message import Acknowledgeable, Delivered, acknowledgment, status_word
 from .results import TransactionResult
 from .shapes import as_object
 from .timers import TimerOp, TimerParts, cancel_op
@@ -33,6 +33,7 @@ class Transaction:
         self._new_id = caller.transport.new_id
         self._operations: list[dict[str, Any]] = []
         self._leases: dict[str, None] = {}
+        self._settles: list[tuple[Delivered, str]] = []
         self._guards: list[Lock] = []
         self._kv: list[KvOp] = []
         self._timers: list[TimerOp] = []
@@ -70,6 +71,8 @@ class Transaction:
             to = group or message.get("consumerGroup")
             if to:
                 operation["consumerGroup"] = to
+            if isinstance(message, Delivered):
+                self._settles.append((message, status_word(status)))
             if "leaseId" in operation:
                 self._leases[operation["leaseId"]] = None
             self._operations.append(operation)
@@ -112,6 +115,9 @@ class Transaction:
         while True:
             tokens = [lock.token for lock in self._guards]
             result = await self._send()
+            if result:
+                for message, word in self._settles:
+                    message.note_settled(word)
             refused = self._refused_guard(result)
             if refused is None:
                 return result

@@ -15,7 +15,11 @@ from .errors import ConnectionFailed, ProtocolError, from_answer, retry_after
 
 ANSWER_SECONDS = 30.0  # the wire's own deadline of a call (wire 5.5)
 OPENING_SECONDS = 10.0  # for the handshake of a WebSocket and the reply to its first request
-SUB = "s"  # the one subscription, tail or watch of its connection
+SUB = "s"  # the first name on a connection
+
+Start = Callable[..., None]
+"""Starts a task of the client: the async function, and its arguments. Raises Unavailable when it is closed."""
+
 SAFE_503 = frozenset({"unavailable", "starting", "stopping", "retry", "no_leader", "overloaded"})
 """Codes of a 503 that say that nothing was applied, so that any call may be sent again."""
 
@@ -97,7 +101,7 @@ class Talk(Protocol):
         ...
 
     def opening(self) -> dict[str, Any]:
-        """The request that opens it, without an id; asked again for every connection."""
+        """The request that opens it, without an id and a name; asked again for every connection."""
         ...
 
     def opened(self, body: dict[str, Any]) -> None:
@@ -134,6 +138,10 @@ class Transport(Protocol):
     """One way to a broker. `retry` says how often a call may be sent again over it."""
 
     retry: Retry
+
+    def begin(self, start: Start) -> None:
+        """The client is open, and this is how a task of it is started."""
+        ...
 
     def new_id(self) -> str:
         """A text that no other message, timer or owner has."""

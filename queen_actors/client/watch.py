@@ -9,10 +9,10 @@ from typing import Any, Self
 
 import trio
 
-from .live import Live, Start
+from .live import Live
 from .results import Field, KvResult, Result
 from .shapes import as_rows
-from .transport import OPENING_SECONDS, SUB, Transport
+from .transport import OPENING_SECONDS, Start, Transport
 
 WAITING = 1000  # changes that wait for the user one by one; past it the latest of each key
 
@@ -70,7 +70,7 @@ class Watch:
 
     def opening(self) -> dict[str, Any]:
         since = {} if self._seen is None else {"fromVersion": self._seen}
-        return {"op": "watch", "watch": SUB, **self._what, **since}
+        return {"op": "watch", **self._what, **since}
 
     def opened(self, body: dict[str, Any]) -> None:
         version = int(body.get("version") or 0)

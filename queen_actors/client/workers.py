@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import trio
 from msgspec import Struct
@@ -12,7 +12,9 @@ from msgspec import Struct
 from queen_actors.errors import QueenError
 
 from .message import Message
-from .subscription import Subscription
+
+if TYPE_CHECKING:
+    from .subscription import Subscription
 
 log = logging.getLogger("queen_actors.client")
 
@@ -34,15 +36,10 @@ class Workers:
         self._messages = messages
         self._handler = handler
         self._left = limit
-        self._lanes: dict[str, deque[Message]] = {}
-        """What came and waits, by partition; a partition without one is busy or unknown."""
-        self._busy: set[str] = set()
+        self._working: dict[int, Message] = {}
+        """Messages at work, by their identity: the broker's name for one does not tell two deliveries apart."""
         self._running: set[_Running] = set()
-        self._receiving = False
-        self._moved = trio.lowlevel.ParkingLot()
-        self._seeking: set[trio.CancelScope] = set()
         self._failure: QueenError | None = None
-        messages.on_lost = self._lost
 
     async def run(self, workers: int) -> None:
         """Until cancelled, or until the limit is reached. Raises QueenError when the subscription has ended, or a
@@ -55,60 +52,19 @@ class Workers:
 
     async def _work(self, everybody: trio.CancelScope) -> None:
         try:
-            while (message := await self._next()) is not None:
+            while self._left is None or self._left > 0:
+                if self._left is not None:
+                    self._left -= 1  # before it is there: no more are asked for than are left
+                message = await self._messages.receive()
+                self._working[id(message)] = message
                 try:
                     await self._handle(message)
                 finally:
-                    self._busy.discard(message.partition_id)
-                    self._moved.unpark_all()
+                    del self._working[id(message)]
+                    self._messages.handled(message)
         except QueenError as error:
             self._failure = self._failure or error
             everybody.cancel()
-
-    async def _next(self) -> Message | None:
-        """The next message of a partition that nobody works on; None when there have been enough."""
-        with trio.CancelScope() as seeking:
-            self._seeking.add(seeking)
-            try:
-                while self._left is None or self._left > 0:
-                    # what is here already comes into its lane first, so that every partition has its turn
-                    if self._receiving or not self._messages.waiting:
-                        message = self._take()
-                        if message is not None:
-                            return message
-                    await self._more()
-            finally:
-                self._seeking.discard(seeking)
-        return None
-
-    def _take(self) -> Message | None:
-        for partition, lane in self._lanes.items():
-            if partition not in self._busy:
-                message = lane.popleft()
-                del self._lanes[partition]
-                if lane:
-                    self._lanes[partition] = lane  # behind the others: each has its turn
-                self._busy.add(partition)
-                if self._left is not None:
-                    self._left -= 1
-                    if not self._left:
-                        for seeking in self._seeking:
-                            seeking.cancel()
-                return message
-        return None
-
-    async def _more(self) -> None:
-        """Receive one more, or wait until somebody else has, or is done with a partition."""
-        if self._receiving:
-            await self._moved.park()
-            return
-        self._receiving = True
-        try:
-            message = await self._messages.receive()
-            self._lanes.setdefault(message.partition_id, deque()).append(message)
-        finally:
-            self._receiving = False
-            self._moved.unpark_all()
 
     async def _handle(self, message: Message) -> None:
         error: Exception | None = None
@@ -126,24 +82,16 @@ class Workers:
             log.warning("message %s of %s comes again: %s", message.transaction_id, message.queue, reason)
         elif error is not None:
             log.warning("message %s of %s failed", message.transaction_id, message.queue, exc_info=error)
-            self._drop(message.lease_id, message.partition_id)  # the verdict ends the lease: they come again
             await message.nack(error)
         else:
             await message.ack()
 
-    def _lost(self, lease_id: str | None, partition_id: str | None) -> None:
-        """A lease is lost, in one partition or (None) in all; or all leases are."""
-        for running in self._running:
-            message = running.message
-            if lease_id in (None, message.lease_id) and partition_id in (None, message.partition_id):
-                running.scope.cancel()
-        self._drop(lease_id, partition_id)
+    def works_on(self, message: Message) -> bool:
+        """Whether its handler has not ended, settling it included."""
+        return id(message) in self._working
 
-    def _drop(self, lease_id: str | None, partition_id: str | None) -> None:
-        for partition, lane in list(self._lanes.items()):
-            if partition_id in (None, partition):
-                kept = deque(message for message in lane if lease_id not in (None, message.lease_id))
-                if kept:
-                    self._lanes[partition] = kept
-                else:
-                    del self._lanes[partition]
+    def lost(self, gone: Callable[[Message], bool]) -> None:
+        """The leases of some messages are lost."""
+        for running in self._running:
+            if gone(running.message):
+                running.scope.cancel()

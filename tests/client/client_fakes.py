@@ -58,6 +58,9 @@ class FakeTransport:
         self.closed = False
         self._ids = 0
 
+    def begin(self, start: Callable[..., None]) -> None:
+        pass
+
     def new_id(self) -> str:
         self._ids += 1
         return f"id-{self._ids}"

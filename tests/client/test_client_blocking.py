@@ -21,7 +21,7 @@ FACES = [
     (blocking.Queen, client.Queen, {"caller", "extend", "start", "aclose"}, set()),
     (blocking.Queue, client.Queue, set(), set()),
     (blocking.Message, client.Message, set(), set()),
-    (blocking.Subscription, client.Subscription, {"deliver", "lost"}, set()),
+    (blocking.Subscription, client.Subscription, {"deliver", "handled", "lost"}, {"workers"}),
     (blocking.DeadLetters, client.DeadLetters, set(), set()),
     (blocking.Kv, client.Kv, set(), set()),
     (blocking.Locks, client.Locks, set(), set()),

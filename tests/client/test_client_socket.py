@@ -54,9 +54,9 @@ class Peer:
         size = bytes([len(text)]) if len(text) < 126 else b"\x7e" + len(text).to_bytes(2, "big")
         await self.stream.send_all(bytes([0x80 | kind]) + size + text)
 
-    async def subscribed(self) -> None:
+    async def subscribed(self, heartbeat: float = 0.1) -> None:
         await self.accept()
-        await self.send(WELCOME, SUBSCRIBED)
+        await self.send({**WELCOME, "heartbeatSeconds": heartbeat}, SUBSCRIBED)
 
     async def read_to_the_end(self) -> None:
         with suppress(trio.BrokenResourceError):
@@ -291,3 +291,51 @@ async def test_leaving_says_goodbye_and_does_not_wait_for_an_answer() -> None:
         assert trio.current_time() - started < 1
         await trio.sleep(0.01)
     assert closing[-1][:1] == b"\x88"
+
+
+async def test_an_error_ends_whom_it_names() -> None:
+    """Two share a connection; an error event that names one ends that one, one that names nobody ends nothing."""
+    go = trio.Event()
+
+    async def talk(peer: Peer) -> None:
+        await peer.subscribed(1000)
+        await peer.stream.receive_some()
+        await peer.stream.receive_some()  # the second subscribe
+        await peer.send({"id": 2, "ok": True, "status": 200, "body": {"sub": "s2"}})
+        await go.wait()
+        told = {"error": "too_many", "reason": "rows", "detail": "it has become too much"}
+        await peer.send(
+            {"event": "error", "error": told}, {"event": "error", "sub": "s2", "status": 400, "error": told}
+        )
+        await peer.send(delivery(0))
+        await peer.read_to_the_end()
+
+    async with (
+        facing(talk) as (queen, peers),
+        queen.queue("q").subscribe() as first,
+        queen.queue("q").subscribe() as second,
+    ):
+        go.set()
+        with trio.fail_after(5):
+            with pytest.raises(errors.BadRequest, match="too much"):
+                await second.receive()
+            assert (await first.receive()).data == 0
+        assert len(peers) == 1
+
+
+async def test_a_talk_that_is_not_taken_in_time() -> None:
+    """It is asked for again within bounds, and what the broker may take of it later is ended; the others stay."""
+    asked: list[bytes] = []
+
+    async def talk(peer: Peer) -> None:
+        await peer.subscribed(1000)
+        while data := await peer.stream.receive_some():
+            asked.append(data)
+
+    async with facing(talk) as (queen, peers), queen.queue("q").subscribe():
+        with pytest.raises(ConnectionFailed, match="in time"):
+            async with queen.queue("r").subscribe():
+                pass
+        await trio.sleep(1)
+        assert len(peers) == 1
+    assert len(asked) >= 4, "the first, then twice a subscribe and its end"
