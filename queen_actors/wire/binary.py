@@ -220,7 +220,3 @@ def render_committed_counts(reply: Committed, transaction_id: str) -> bytes:
     riders = render_riders(reply)
     acked = len(reply.steps) - len(pushes)
     return encode(_Counted(transaction_id, True, riders, len(pushes) - repeats, repeats, acked))
-
-
-COMMITTED = _Counted
-"""A record of this module, for the protocol's description."""

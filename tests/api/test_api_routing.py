@@ -195,7 +195,7 @@ async def test_the_authorizer_is_asked_before_anything_is_read() -> None:
         (InternalError("ours"), "/api/v1/push", 500, {"error": "ours", "code": "internal"}),
         (InternalError("ours"), "/api/v1/timers", 500,
          {"error": "timers_error", "reason": "timers_error", "detail": "ours"}),
-        (QueenError("odd", code="c", reason="r", status=418), "/api/v1/kv", 418,
+        (QueenError("odd", code="c", reason="r", status=413), "/api/v1/kv", 413,
          {"error": "c", "reason": "r", "detail": "odd"}),
     ],
 )  # fmt: skip
