@@ -31,6 +31,7 @@ class Hold:
         self.lock = lock
         self.about = f"the lock {lock.name}"
         self._wait = 0.0 if wait is None else min(max(seconds_of(wait, "wait"), 0.0), WAIT_SECONDS_MAX)
+        self._deadline = 0.0
         self._live = Live(lock.start, transport.talk(self))
         self._answer: LockResult | None = None
         self._adopted = False
@@ -40,16 +41,24 @@ class Hold:
 
     @property
     def patience(self) -> float:
-        return OPENING_SECONDS + (self._wait if self._answer is None else 0.0)
+        """As `Talk.patience`."""
+        return OPENING_SECONDS + self._left
+
+    @property
+    def _left(self) -> float:
+        """What is left of the wait, seconds; nothing once it is over."""
+        return max(0.0, self._deadline - trio.current_time()) if self._answer is None else 0.0
 
     # What the stream calls (transport.Talk)
 
     def opening(self) -> dict[str, Any]:
+        """As `Talk.opening`; the wait is what is left of it."""
         lock = self.lock
         op = acquire_op(lock.name, lock.ttl_seconds, lock.owner, lock.limit)
-        return {**op, "op": "lock.acquire", "waitSeconds": self._wait if self._answer is None else 0}
+        return {**op, "op": "lock.acquire", "waitSeconds": self._left}
 
     def opened(self, body: dict[str, Any]) -> None:
+        """As `Talk.opened`."""
         answer = LockResult(body)
         if self._answer is None:
             self._answer = answer
@@ -59,6 +68,7 @@ class Hold:
                 self.lock.undo_later()
 
     def event(self, frame: dict[str, Any]) -> None:
+        """As `Talk.event`: the permit is lost."""
         self._lost(str(frame.get("reason")))
 
     def _lost(self, reason: str) -> None:
@@ -77,6 +87,8 @@ class Hold:
         lock = self.lock
         if lock.held:
             raise RuntimeError(f"this handle holds the lock {lock.name!r} already")
+        lock.make_room()
+        self._deadline = trio.current_time() + self._wait
         began = lock.now()
         try:
             await self._live.enter()
@@ -91,6 +103,16 @@ class Hold:
         self._adopted = True
         if self._lost_early is not None:
             lock.told_lost(self._lost_early)
+
+    async def stand(self) -> bool:
+        """Wait in the line only: whether the lock's handle has the permit now. Nothing is watched after that."""
+        try:
+            await self.take()
+        except LockNotHeldError:
+            return False
+        self._adopted = False
+        await self._live.leave()
+        return True
 
     async def give(self) -> None:
         """Release it, within a bound; nothing is told any more."""

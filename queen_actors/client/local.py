@@ -35,7 +35,7 @@ AGAIN_SECONDS = 0.5
 class LocalTransport:
     """Calls to the API of a broker in this process. What fails there is not tried again, but for a 429."""
 
-    retry = Retry(attempts=1, poll=0.1)
+    retry = Retry(attempts=1)
 
     def __init__(self, broker: Broker, api: Api) -> None:
         self._broker = broker

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -37,7 +36,6 @@ OnLost = Callable[[LostReason], Awaitable[object] | object]
 
 _TOLD: dict[str, LostReason] = {"expired": "expired", "deleted": "deleted", "taken": "taken"}
 
-FIRST_PAUSE = 0.05  # a waiting acquire comes back after that, then 1.5x longer each time, up to `Retry.poll` (3.8)
 RELEASE_SECONDS = 1.0  # for the release at the end of a block; the permit ends by itself
 SOONEST_RENEWAL = 0.05  # seconds between attempts to renew when the broker cannot be asked
 HELD_MAX = 10_000  # handles of one client that hold a permit at once
@@ -54,7 +52,6 @@ class Held:
     def __init__(self, start: Callable[..., None], transport: Transport) -> None:
         self.start = start
         self.transport = transport
-        self.poll = transport.retry.poll
         self.handles: set[Lock] = set()
 
     async def release_all(self) -> None:
@@ -145,27 +142,34 @@ class Lock:
     # Operations
 
     async def acquire(self, wait: Duration | None = None) -> bool:
-        """Take the permit. False: somebody else had it to the end of `wait` (without it: has it now)."""
-        deadline = trio.current_time() + (0.0 if wait is None else seconds_of(wait, "wait"))
-        pause = FIRST_PAUSE
-        while True:
-            try:
-                async with self._calling:
-                    if self.held or await self._acquire_once():
-                        return True
-            except BaseException as error:
-                if is_cancellation(error):
-                    self.undo_later()
-                raise
-            left = deadline - trio.current_time()
-            if left <= 0:
-                return False
-            await trio.sleep(min(pause * random.uniform(0.75, 1.0), left))
-            pause = min(pause * 1.5, self._held.poll)
+        """Take the permit. False: somebody else had it to the end of `wait` (without it: has it now).
 
-    async def _acquire_once(self) -> bool:
+        Who waits stands in the broker's line (`websocket.md` 6), first come, first served, and is woken when its turn
+        has come. Raises QueenError when the broker cannot be asked.
+        """
+        deadline = trio.current_time() + (0.0 if wait is None else seconds_of(wait, "wait"))
+        try:
+            async with self._calling:
+                if self.held or await self._acquire_once():
+                    return True
+        except BaseException as error:
+            if is_cancellation(error):
+                self.undo_later()
+            raise
+        while not self.held and (left := deadline - trio.current_time()) > 0:
+            if await Hold(self, self._held.transport, left).stand():
+                return True
+            # Too soon: the longest wait that the broker takes is over, or the broker is about to go
+            await trio.sleep(min(self._held.transport.retry.pause, max(0.0, deadline - trio.current_time())))
+        return self.held
+
+    def make_room(self) -> None:
+        """Raises RuntimeError when the client holds as many permits as it may."""
         if len(self._held.handles) >= HELD_MAX:
             raise RuntimeError(f"this client holds {HELD_MAX} permits already: release some")
+
+    async def _acquire_once(self) -> bool:
+        self.make_room()
         sent_at = self._clock()
         (answer,) = await self._locks.batch((acquire_op(self.name, self.ttl_seconds, self.owner, self.limit),))
         if not answer.acquired:

@@ -177,8 +177,6 @@ class Retry(Struct, frozen=True):
     pause: float = 0.2
     overloaded: int = 10
     longest: float = 30.0
-    poll: float = 1.0
-    """How long a waiting acquire of a lock pauses at most before it asks again."""
 
     def pause_after(self, failures: int) -> float:
         """Exponential, with jitter down to 75 % so that a crowd spreads."""

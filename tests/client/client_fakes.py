@@ -14,7 +14,7 @@ from queen_actors.broker import running
 from queen_actors.client import Queen, serving
 from queen_actors.client.errors import ConnectionFailed
 from queen_actors.client.local import LocalTransport
-from queen_actors.client.transport import Answer, Caller, Retry, Sink, Transport, Wanted
+from queen_actors.client.transport import Answer, Caller, Retry, Sink, Stream, Talk, Transport, Wanted
 from queen_actors.config import Settings
 from queen_actors.storage.memory import MemoryStore
 
@@ -80,6 +80,9 @@ class FakeTransport:
     def subscribe(self, wanted: Wanted, caller: Caller) -> FakeFeed:
         self.feed = FakeFeed(wanted)
         return self.feed
+
+    def talk(self, talk: Talk) -> Stream:
+        raise AssertionError(f"nobody tells anything here: {talk.about}")
 
     async def aclose(self) -> None:
         self.closed = True
@@ -161,6 +164,12 @@ class Between(FakeTransport):
 
     def new_id(self) -> str:
         return self.real.new_id()
+
+    def begin(self, start: Callable[..., None]) -> None:
+        self.real.begin(start)
+
+    def talk(self, talk: Talk) -> Stream:
+        return self.real.talk(talk)
 
     async def call(self, method: str, path: str, query: str, body: bytes | None, seconds: float) -> Answer:
         asked = Asked(method, path, query, None if body is None else msgspec.json.decode(body), seconds)

@@ -29,7 +29,7 @@ FACES = [
     (blocking.TimerBuilder, client.TimerBuilder, {"named", "scheduled"}, set()),
     (blocking.Ephemeral, client.Ephemeral, set(), set()),
     (families.Admin, admin.Admin, set(), set()),
-    (blocking.Lock, client.Lock, {"release_quietly", "settled", "refused", *HOLDING}, LOCK_ATTRIBUTES),
+    (blocking.Lock, client.Lock, {"make_room", "release_quietly", "settled", "refused", *HOLDING}, LOCK_ATTRIBUTES),
     (blocking.Tail, client.Tail, {*TALK}, {"positions"}),
     (blocking.Watch, client.Watch, {*TALK}, {"rows", "version"}),
     (blocking.Transaction, client.Transaction, {"add_push", "add_kv", "add_timer", "new_id"}, set()),

@@ -254,6 +254,52 @@ async def test_hold_waits_in_line(opens: Opens) -> None:
 
 
 @both
+async def test_acquire_waits_in_line(opens: Opens) -> None:
+    """So do those who only acquire, among those who hold: first come, first served; the permit outlives the wait."""
+    async with opens() as queen, trio.open_nursery() as nursery:
+        order: list[int] = []
+        first = queen.lock("job")
+        assert await first.acquire()
+
+        async def work(number: int) -> None:
+            lock = queen.lock("job")
+            if number % 2:
+                assert await lock.acquire(wait=60)
+                await trio.sleep(1)
+                assert lock.held
+                assert (await queen.locks.get("job")).held
+                order.append(number)
+                await lock.release()
+            else:
+                async with lock.hold(wait=60):
+                    order.append(number)
+
+        for number in range(6):
+            nursery.start_soon(work, number)
+            await trio.sleep(0.1)
+        assert order == []
+        await first.release()
+    assert order == list(range(6))
+
+
+async def test_a_wait_that_is_cut_off_goes_on() -> None:
+    """The connection in which a lock is waited for breaks: the rest of the wait is waited over a new one."""
+    async with unsteady() as (server, queen):
+        assert await queen.lock("job").acquire()
+        started = trio.current_time()
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def break_it() -> None:
+                await trio.sleep(4)
+                await server.break_socket()
+
+            assert not await queen.lock("job").acquire(wait=10)
+        assert 10 <= trio.current_time() - started < 11
+        assert len(server.sockets) == 2
+
+
+@both
 async def test_hold_after_the_wait(opens: Opens) -> None:
     """When the wait is over it raises, and the block never runs; the lifetime of a granted lock starts at the grant."""
     async with opens() as queen:

@@ -357,7 +357,8 @@ async def test_waiters_all_get_their_turn(autojump_clock: object) -> None:
         async with trio.open_nursery() as nursery:
             for number in range(5):
                 nursery.start_soon(work, number)
-        assert sorted(order) == list(range(5))
+                await trio.sleep(0.01)
+        assert order == list(range(5)), "first come, first served"
         assert trio.current_time() - started <= 5 * 1.6
 
 
@@ -396,3 +397,78 @@ async def test_a_caller_who_is_cancelled_leaves_no_permit_behind(autojump_clock:
         between.after = None
         await trio.testing.wait_all_tasks_blocked()
         assert (await other.locks.get("job")).held
+
+
+async def test_who_waits_does_not_ask_again(autojump_clock: object) -> None:
+    """It asks once, then stands in the broker's line: no polling, and no delay when its turn comes."""
+    async with two_clients() as (queen, between, other):
+        held = other.lock("job", ttl_seconds=100)
+        assert await held.acquire()
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def release_later() -> None:
+                await trio.sleep(50)
+                await held.release()
+
+            started = trio.current_time()
+            assert await queen.lock("job").acquire(wait=60)
+        assert trio.current_time() - started < 50.01
+        assert between.ops("locks") == ["acquire", "renew"], "the renewal says how long it lasts"
+
+
+async def test_a_renewal_is_no_turn(autojump_clock: object) -> None:
+    """A holder that renews keeps its lock however many wait, and who asks without a wait does not pass them."""
+    async with open_broker() as queen:
+        holder = queen.lock("job", ttl_seconds=3)
+        assert await holder.acquire()
+        got: list[str] = []
+
+        async def wait(name: str) -> None:
+            lock = queen.lock("job")
+            assert await lock.acquire(wait=100)
+            got.append(name)
+            await trio.sleep(1)
+            await lock.release()
+
+        async with trio.open_nursery() as nursery:
+            for name in "ab":
+                nursery.start_soon(wait, name)
+                await trio.sleep(0.1)
+            await trio.sleep(30)
+            assert got == []
+            await holder.release()
+            assert not await queen.lock("job").acquire()
+            assert not await holder.acquire()
+        assert got == ["a", "b"]
+
+
+async def test_a_cancelled_wait_holds_nothing(autojump_clock: object) -> None:
+    """It leaves the line: the next one is granted the permit at once."""
+    async with open_broker() as queen:
+        holder = queen.lock("job")
+        assert await holder.acquire()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(queen.lock("job").acquire, 60)
+            await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+        await holder.release()
+        assert not (await queen.locks.get("job")).held
+        assert await queen.lock("job").acquire()
+
+
+async def test_a_wait_longer_than_the_brokers_longest(autojump_clock: object) -> None:
+    """It stands in line again: two hours are two hours."""
+    async with open_broker() as queen:
+        holder = queen.lock("job", ttl_seconds=100)
+        assert await holder.acquire()
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def release_later() -> None:
+                await trio.sleep(5000)
+                await holder.release()
+
+            started = trio.current_time()
+            assert await queen.lock("job").acquire(wait="2h")
+        assert 5000 <= trio.current_time() - started < 5001
