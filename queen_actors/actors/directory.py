@@ -14,12 +14,24 @@ from queen_actors.domain import effects as fx
 from queen_actors.domain.cursor import fresh
 from queen_actors.domain.kv import NamespaceState, Row
 from queen_actors.domain.locks import LockState, parse_permit_key
-from queen_actors.domain.partition import PartitionState, window_of
+from queen_actors.domain.names import Names
+from queen_actors.domain.partition import (
+    PartitionState,
+    packed_cursors,
+    packed_name,
+    packed_new,
+    packed_with_cursor,
+    packed_with_recent,
+    packed_with_run,
+    window_of,
+)
 from queen_actors.domain.queue import QueueState
 from queen_actors.domain.streams import StreamEffect, StreamTable
 from queen_actors.domain.timers import TimersState
 from queen_actors.limits import TRACE_SECONDS, TRACES
 from queen_actors.values import LOCKS_NAMESPACE, SECOND
+
+from .shelf import Shelf
 
 Observer = Callable[[fx.Effect], None]
 
@@ -61,7 +73,7 @@ class Directory:
         self.queues: dict[str, QueueState] = {}
         self.queue_names: dict[int, str] = {}
         self.active: dict[int, PartitionState] = {}
-        self.packed: dict[int, bytes] = {}
+        self.packed = Shelf()
         self.woken: list[int] = []
         """Partitions that were brought back into memory; whoever packs them away keeps this short."""
         self.namespaces: dict[str, NamespaceState] = {}
@@ -72,7 +84,7 @@ class Directory:
         self.replaced: Row | None = None
         """The row that the latest effect on a key took the place of, or took away: for those who observe it."""
         self.streams = StreamTable()
-        self._sought: int | None = None
+        self._restoring = False
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -90,12 +102,26 @@ class Directory:
         """The partition, activated if it was packed away; None when there is no such partition."""
         state = self.active.get(pid)
         if state is None:
-            packed = self.packed.pop(pid, None)
+            packed = self.packed.take(pid)
             if packed is None:
                 return None
-            state = self.active[pid] = PartitionState.unpack(pid, packed)
+            state = PartitionState.unpack(pid, packed)
+            self._use(state)
             self.woken.append(pid)
         return state
+
+    def _use(self, state: PartitionState) -> None:
+        self.active[state.pid] = state
+        self.queue_of(state).partitions.use(state.name, state.pid)
+
+    def name_of(self, pid: int) -> str:
+        """The name of a partition that there is."""
+        state = self.active.get(pid)
+        if state is not None:
+            return state.name
+        packed = self.packed.get(pid)
+        assert packed is not None, "a queue's partitions exist"
+        return packed_name(packed)
 
     def peek(self, pid: int) -> PartitionState | None:
         """The partition for reading only: one that is packed away stays so, and a copy is given."""
@@ -110,8 +136,8 @@ class Directory:
         state = self.active.get(pid)
         if state is not None:
             return group in state.cursors
-        packed = self.packed.get(pid, b"")
-        return group.encode(errors="surrogatepass") in packed and group in PartitionState.unpack(pid, packed).cursors
+        packed = self.packed.get(pid)
+        return packed is not None and any(cursor.group == group for cursor in packed_cursors(packed))
 
     def find(self, queue: str, partition: str) -> PartitionState | None:
         state = self.queues.get(queue)
@@ -147,10 +173,11 @@ class Directory:
         name = self.queue_names.get(effect.qid)
         if name is None:
             return  # recovery: the queue was deleted later in the same segment
-        self.queues[name].add_partition(effect.name, effect.pid)
-        self.active[effect.pid] = PartitionState(
-            effect.pid, effect.qid, effect.name, effect.created_at, effect.log_start
-        )
+        self.queues[name].partitions.add(effect.name, effect.pid)
+        if self._restoring:
+            self.packed.put(effect.pid, packed_new(effect))
+        else:
+            self._use(PartitionState(effect.pid, effect.qid, effect.name, effect.created_at, effect.log_start))
 
     def _queue_put(self, effect: fx.QueuePut) -> None:
         known = self.queues.get(effect.name)
@@ -159,7 +186,7 @@ class Directory:
             return
         if known is not None:  # recovery: the drop between the two incarnations is not told
             self._forget(known)
-        self.queues[effect.name] = QueueState(effect)
+        self.queues[effect.name] = QueueState(effect, Names(self.name_of))
         self.queue_names[effect.qid] = effect.name
 
     def _queue_dropped(self, effect: fx.QueueDropped) -> None:
@@ -171,11 +198,10 @@ class Directory:
         """A queue with everything in it; recovery has partitions of it told after that, which are nobody's."""
         del self.queues[queue.name], self.queue_names[queue.put.qid]
         for pid in queue.partitions.values():
-            partition = self.partition(pid)
-            if partition is not None:
-                for cursor in partition.cursors.values():
-                    self._unlease(cursor)
-            self.active.pop(pid, None)
+            partition, packed = self.active.pop(pid, None), self.packed.take(pid)
+            cursors = () if partition is None else partition.cursors.values()
+            for cursor in cursors if packed is None else packed_cursors(packed):
+                self._unlease(cursor)
         self.streams.queue_dropped(queue.put.qid)
 
     def _group_put(self, effect: fx.GroupPut) -> None:
@@ -189,16 +215,24 @@ class Directory:
             self.queues[name].groups.pop(effect.group, None)
 
     def _cursor_put(self, effect: fx.CursorPut) -> None:
+        packed = self.packed.get(effect.pid) if self._restoring else None
+        if packed is not None:
+            before = next((cursor for cursor in packed_cursors(packed) if cursor.group == effect.group), None)
+            self.packed.put(effect.pid, packed_with_cursor(packed, effect))
+            self._leased(before, effect)
+            return
         partition = self.partition(effect.pid)
         if partition is None:
             return  # recovery: the queue was deleted later in the same segment
-        before = partition.cursors.get(effect.group)
+        self._leased(partition.cursors.get(effect.group), effect)
+        partition.put_cursor(effect)
+
+    def _leased(self, before: fx.CursorPut | None, effect: fx.CursorPut) -> None:
         if before is None or before.lease_id != effect.lease_id:
             if before is not None:
                 self._unlease(before)
             if effect.lease_id:
                 self.leases.setdefault(effect.lease_id, set()).add((effect.pid, effect.group))
-        partition.put_cursor(effect)
 
     def _cursor_dropped(self, effect: fx.CursorDropped) -> None:
         partition = self.partition(effect.pid)
@@ -268,8 +302,12 @@ class Directory:
     # -- recovery (ports.Recovery) ---------------------------------------------------------------------------------
 
     def restore(self, effects: Sequence[fx.Effect]) -> None:
-        for effect in effects:
-            self._apply[type(effect)](effect)
+        self._restoring = True
+        try:
+            for effect in effects:
+                self._apply[type(effect)](effect)
+        finally:
+            self._restoring = False
 
     def recent_since(self) -> int:
         windows = [window_of(queue.options) for queue in self.queues.values()]
@@ -277,14 +315,19 @@ class Directory:
 
     def sealed(self, runs: Sequence[fx.SealedRun]) -> None:
         for run in runs:
-            partition = self.partition(run.pid)
-            if partition is not None:
+            packed = self.packed.get(run.pid)
+            if packed is not None:
+                self.packed.put(run.pid, packed_with_run(packed, run))
+            elif (partition := self.active.get(run.pid)) is not None:
                 partition.restore_run(run)
 
     def recent(self, messages: Sequence[fx.Recent]) -> None:
         for message in messages:
-            partition = self.partition(message.pid)
-            if partition is not None:
+            packed = self.packed.get(message.pid)
+            more = None if packed is None else packed_with_recent(packed, message)
+            if more is not None:
+                self.packed.put(message.pid, more)
+            elif (partition := self.partition(message.pid)) is not None:
                 partition.restore_recent(message)
 
     def entry(self, entry: fx.Entry) -> None:
@@ -298,8 +341,9 @@ class Directory:
         for pid in pids:
             partition = self.active.get(pid)
             if partition is not None and partition.idle:
-                self.packed[pid] = partition.pack()
+                self.packed.put(pid, partition.pack())
                 del self.active[pid]
+                self.queue_of(partition).partitions.rest(partition.name)
                 count += 1
         return count
 

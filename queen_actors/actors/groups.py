@@ -125,6 +125,7 @@ class Groups:
             self._core.commit(draft)
 
     def _partitions(self, queue: QueueState, partition: str | None) -> Sequence[PartitionState]:
-        names = queue.partitions if partition is None else {partition} & queue.partitions.keys()
-        found = [self._core.directory.partition(queue.partitions[name]) for name in names]
+        named = None if partition is None else queue.partitions.get(partition)
+        pids = queue.partitions.values() if partition is None else () if named is None else (named,)
+        found = [self._core.directory.partition(pid) for pid in pids]
         return [state for state in found if state is not None]

@@ -32,7 +32,7 @@ class Overview:
         self._producers = producers
 
     async def _partitions(self, queue: QueueState) -> AsyncIterator[PartitionState]:
-        for place, pid in enumerate(list(queue.partitions.values())):
+        for place, pid in enumerate(queue.partitions.values()):
             if place % STEP == STEP - 1:
                 await trio.lowlevel.checkpoint()
             partition = self._core.directory.peek(pid)

@@ -7,6 +7,7 @@ made from the partitions' states, and a pop never looks at partitions that have 
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
@@ -54,7 +55,7 @@ class GroupIndex:
         self.queue = queue
         self.group = group
         self.ready: OrderedDict[int, None] = OrderedDict()  # O(1) at both ends, unlike a dict
-        self._unseen: list[int] = []
+        self._unseen = array("q")
         self._later: Deadlines[int] = Deadlines()
         self.whole = False
         """Whether every partition of the queue was taken in; pops of one partition each do not need that."""
@@ -70,7 +71,7 @@ class GroupIndex:
 
     def all_ready(self, pids: Iterable[int]) -> None:
         """Something may be in each of these. They come into the line as they are looked at: there may be millions."""
-        self._unseen = list(pids)
+        self._unseen = array("q", pids)
         self._unseen.reverse()
 
     def is_ready(self, pid: int) -> None:

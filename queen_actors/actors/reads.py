@@ -96,7 +96,7 @@ class Reads:
             return None
         found: list[ChangedPartition] = []
         more = False
-        for place, pid in enumerate(state.created_after(after)):
+        for place, pid in enumerate(state.partitions.behind(after)):
             if place % STEP == STEP - 1:
                 await trio.lowlevel.checkpoint()
             partition = self._core.directory.peek(pid)
@@ -121,7 +121,7 @@ class Reads:
         ]
         places: list[tuple[int, QueueState, PartitionState]] = []
         for queue in queues:
-            for count, pid in enumerate(list(queue.partitions.values())):
+            for count, pid in enumerate(queue.partitions.values()):
                 if count % STEP == STEP - 1:
                     await trio.lowlevel.checkpoint()
                 partition = self._core.directory.peek(pid)
@@ -146,7 +146,7 @@ class Reads:
         """How many of the messages that are kept were appended in each of `count` intervals of `step` microseconds."""
         found = [0] * count
         for queue in list(self._core.directory.queues.values()):
-            for place, pid in enumerate(list(queue.partitions.values())):
+            for place, pid in enumerate(queue.partitions.values()):
                 if place % STEP == STEP - 1:
                     await trio.lowlevel.checkpoint()
                 partition = self._core.directory.peek(pid)

@@ -51,7 +51,7 @@ class Views:
         now = self._core.clock.now()
         dead = Counter(letter.pid for letter in state.dead.values())
         found: list[PartitionView] = []
-        for place, pid in enumerate(list(state.partitions.values())):
+        for place, pid in enumerate(state.partitions.values()):
             if place % STEP == STEP - 1:
                 await trio.lowlevel.checkpoint()
             partition = self._core.directory.peek(pid)

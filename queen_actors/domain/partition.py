@@ -12,8 +12,8 @@ from msgspec import Struct
 from queen_actors.limits import ACK_WINDOW_SECONDS
 from queen_actors.values import SECOND
 
-from .effects import CursorPut, QueueOptions, Recent, Record, SealedRun
-from .recents import Recents, oldest
+from .effects import CursorPut, PartitionPut, QueueOptions, Recent, Record, SealedRun
+from .recents import PAGE_BYTES, Recents, oldest, row_of
 
 
 class PushItem(Struct, frozen=True, gc=False):
@@ -277,14 +277,50 @@ class PartitionState:
     def unpack(cls, pid: int, packed: bytes) -> PartitionState:
         """The inverse of `pack`."""
         qid, created_at, log_start, next_offset, last_ts, name, rows = _HEAD.unpack_from(packed)
-        rows_at, cursors_at = _HEAD.size + name, _HEAD.size + name + rows
+        rows_at = _HEAD.size + name
         self = cls(pid, qid, packed_name(packed), created_at, log_start)
         self.next_offset, self.last_ts = next_offset, last_ts
         if rows:
-            self.index = Recents(packed[rows_at:cursors_at])
-        if cursors_at < len(packed):
-            self.cursors = {cursor.group: cursor for cursor in _unpacker.decode(memoryview(packed)[cursors_at:])}
+            self.index = Recents(packed[rows_at : rows_at + rows])
+        self.cursors = {cursor.group: cursor for cursor in packed_cursors(packed)}
         return self
+
+
+def packed_new(put: PartitionPut) -> bytes:
+    """A partition as it was created, packed."""
+    name = put.name.encode("utf-8", "surrogatepass")
+    return _HEAD.pack(put.qid, put.created_at, put.log_start, put.log_start, 0, len(name), 0) + name
+
+
+def packed_with_run(packed: bytes, run: SealedRun) -> bytes:
+    """`restore_run` of a packed partition."""
+    qid, created_at, log_start, next_offset, last_ts, name, rows = _HEAD.unpack_from(packed)
+    next_offset, last_ts = max(next_offset, run.last + 1), max(last_ts, run.last_ts)
+    return _HEAD.pack(qid, created_at, log_start, next_offset, last_ts, name, rows) + packed[_HEAD.size :]
+
+
+def packed_with_recent(packed: bytes, message: Recent) -> bytes | None:
+    """`restore_recent` of a packed partition, or None when it is too much for a packed one."""
+    *fields, name, rows = _HEAD.unpack_from(packed)
+    if rows >= PAGE_BYTES:
+        return None
+    row, end = row_of(message), _HEAD.size + name + rows
+    head = _HEAD.pack(*fields, name, rows + len(row))
+    return b"".join((head, packed[_HEAD.size : end], row, packed[end:]))
+
+
+def packed_with_cursor(packed: bytes, cursor: CursorPut) -> bytes:
+    """`put_cursor` of a packed partition."""
+    *_, name, rows = _HEAD.unpack_from(packed)
+    cursors = {known.group: known for known in packed_cursors(packed)} | {cursor.group: cursor}
+    return packed[: _HEAD.size + name + rows] + _packer.encode(list(cursors.values()))
+
+
+def packed_cursors(packed: bytes) -> list[CursorPut]:
+    """The groups' cursors in a packed partition."""
+    *_, name, rows = _HEAD.unpack_from(packed)
+    at = _HEAD.size + name + rows
+    return _unpacker.decode(memoryview(packed)[at:]) if at < len(packed) else []
 
 
 def packed_name(packed: bytes) -> str:

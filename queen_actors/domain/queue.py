@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_right
-from collections.abc import Iterator
-
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -13,6 +9,7 @@ from queen_actors.errors import BadRequest
 from queen_actors.values import QUEUE_MODE, parse_instant
 
 from .effects import CursorPut, DeadLetterPut, GroupPut, QueueOptions, QueuePut, Record
+from .names import Names
 from .partition import PushOutcome
 
 
@@ -111,30 +108,15 @@ class GroupDeleted(Struct, frozen=True):
 
 
 class QueueState:
-    """One queue: the options row, its partitions by name and in the order of their creation, its groups'
-    registrations, and its dead letters by id."""
+    """One queue: the options row, its partitions by name, its groups' registrations, and its dead letters by id."""
 
-    __slots__ = ("dead", "groups", "order", "partitions", "put")
+    __slots__ = ("dead", "groups", "partitions", "put")
 
-    def __init__(self, put: QueuePut) -> None:
+    def __init__(self, put: QueuePut, partitions: Names | None = None) -> None:
         self.put = put
-        self.partitions: dict[str, int] = {}
-        self.order = array("q")
+        self.partitions = Names() if partitions is None else partitions
         self.groups: dict[str, GroupPut] = {}
         self.dead: dict[str, DeadLetterPut] = {}
-
-    def add_partition(self, name: str, pid: int) -> None:
-        """Partitions are numbered as they are created."""
-        assert not self.order or self.order[-1] < pid, "a partition's number is never used twice"
-        self.partitions[name] = pid
-        self.order.append(pid)
-
-    def created_after(self, pid: int) -> Iterator[int]:
-        """The partitions behind this number, in the order of their creation; others may be made meanwhile."""
-        place = bisect_right(self.order, pid)
-        while place < len(self.order):
-            yield self.order[place]
-            place += 1
 
     @property
     def name(self) -> str:

@@ -4,7 +4,7 @@ It answers a repeated push, a late ack, and when a message was appended. A row i
 
     offset u64 | ts u64 | bytes of the id u16 | bytes of the transaction id u32 | id | transaction id
 
-with texts in UTF-8, but for UUIDs in their canonical spelling, which are 16 bytes. Rows lie one after the other in
+with texts in UTF-8, but for UUIDs in their usual spelling, which are 16 bytes. Rows lie one after the other in
 pages of some kilobytes; behind the first page there is a `Lookup` by transaction id, and one page alone is searched.
 """
 
@@ -63,8 +63,7 @@ class Recents:
 
     def append(self, message: Record | Recent) -> None:
         """The index entry of a message; its offset is behind all others."""
-        mid, kind_id, txn, kind_txn = _texts(message)
-        row = _HEAD.pack(message.offset, message.ts, kind_id, kind_txn) + mid + txn
+        row = row_of(message)
         pages = self._pages
         if not pages or len(pages[-1]) >= PAGE_BYTES:
             if pages:
@@ -191,16 +190,18 @@ def oldest(rows: bytes, at: int = 0) -> int:
     return ts
 
 
-def _texts(message: Record | Recent) -> tuple[bytes, int, bytes, int]:
+def row_of(message: Record | Recent) -> bytes:
+    """The row of a message."""
     mid, kind_id = _packed(message.id, _UUID_ID)
     if message.txn == message.id:
-        return mid, kind_id, b"", _SAME
-    return mid, kind_id, *_packed(message.txn, _UUID_TXN)
+        return _HEAD.pack(message.offset, message.ts, kind_id, _SAME) + mid
+    txn, kind_txn = _packed(message.txn, _UUID_TXN)
+    return _HEAD.pack(message.offset, message.ts, kind_id, kind_txn) + mid + txn
 
 
 def _packed(text: str, uuid: int) -> tuple[bytes, int]:
     """The text as it is written, and what is written for its length: `uuid` for one that is 16 bytes."""
-    if len(text) == 36 and text[8] == text[13] == text[18] == text[23] == "-" and text == text.lower():
+    if len(text) == 36 and text[8:24:5] == "----" and text.islower():
         try:
             raw = bytes.fromhex(text.replace("-", ""))
         except ValueError:

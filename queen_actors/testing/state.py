@@ -20,7 +20,7 @@ def state_of(broker: Broker) -> dict[str, Any]:
         "counters": directory.counters,
         "names": dict(sorted(directory.queue_names.items())),
         "queues": {
-            name: (queue.put, dict(queue.partitions), dict(sorted(queue.groups.items())), dict(queue.dead))
+            name: (queue.put, dict(queue.partitions.items()), dict(sorted(queue.groups.items())), dict(queue.dead))
             for name, queue in sorted(directory.queues.items())
         },
         "partitions": partitions,

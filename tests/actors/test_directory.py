@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from queen_actors.actors.directory import Directory
+from queen_actors.actors.shelf import PAGE, Shelf
 from queen_actors.domain.cursor import fresh
 from queen_actors.domain.effects import (
     Appended,
@@ -20,7 +21,7 @@ from queen_actors.domain.effects import (
     Record,
     SealedRun,
 )
-from queen_actors.domain.partition import PushItem
+from queen_actors.domain.partition import PartitionState, PushItem
 
 
 def queue(qid: int, name: str = "q", **options: int) -> QueuePut:
@@ -59,7 +60,7 @@ def test_a_queue_that_was_dropped_and_made_again_in_one_segment() -> None:
         directory.recent([Recent(1, 3, 13, "t3", "id3"), Recent(2, 0, 10, "t0", "id0")])
         directory.entry(Entry(20, Counters(0, 2, 2), (Appended(2, (record(1),)),)))
         assert directory.queues["q"].put.qid == 2
-        assert directory.queues["q"].partitions == {"p": 2}
+        assert dict(directory.queues["q"].partitions.items()) == {"p": 2}
         assert directory.queues["q"].groups == {}
         assert directory.queues["q"].dead == {}
         assert directory.queue_names == {2: "q"}
@@ -121,6 +122,9 @@ def test_passivation_changes_nothing() -> None:
     directory.restore([queue(1), PartitionPut(1, 1, "p", 5, 0), PartitionPut(2, 1, "busy", 5, 0), fresh(1, "gé", 2)])
     directory.sealed([SealedRun(1, 0, 3, 10, 13)])
     directory.entry(Entry(20, Counters(0, 2, 1), (Appended(2, (record(0),)),)))
+    assert (list(directory.active), list(directory.packed)) == ([2], [1]), "what was only restored stays packed"
+    assert directory.partition(1) is not None
+    directory.woken.clear()
     assert directory.passivate([1, 2, 99]) == 1
     assert (list(directory.active), list(directory.packed)) == ([2], [1])
     peeked = directory.peek(1)
@@ -134,4 +138,70 @@ def test_passivation_changes_nothing() -> None:
     assert found is not None
     assert found.cursors == peeked.cursors
     assert directory.woken == [1]
-    assert directory.packed == {}
+    assert list(directory.packed) == []
+
+
+def test_names_are_found_wherever_their_partitions_are() -> None:
+    """Packed or in use, of one queue or another with the same names; unknown ones are not."""
+    directory = Directory()
+    directory.restore([queue(1), queue(2, "r")])
+    directory.restore([PartitionPut(2 * n + 1 + q, 1 + q, f"é\udc80{n}", n, 0) for n in range(500) for q in (0, 1)])
+    for n in range(0, 500, 7):
+        assert directory.partition(2 * n + 1) is not None
+    for q, name in enumerate("qr"):
+        partitions = directory.queues[name].partitions
+        assert [partitions.get(f"é\udc80{n}") for n in range(500)] == [2 * n + 1 + q for n in range(500)]
+        assert list(partitions) == [f"é\udc80{n}" for n in range(500)]
+        assert list(partitions.behind(901)) == list(partitions.values())[-50 + (1 - q) :]
+        assert (len(partitions), partitions.get("é500"), "é\udc803" in partitions) == (500, None, True)
+    assert directory.passivate(range(1002)) == 72
+    found = directory.find("q", "é\udc8049")
+    assert found is not None
+    assert found.pid == 99
+    assert directory.find("q", "nobody") is None
+
+
+def test_restored_packed_is_restored_in_memory() -> None:
+    """I14 for the packed: runs, recent messages, cursors and a later start come to the same, packed or not; more recent
+    messages than are packed bring the partition into memory."""
+    effects = [PartitionPut(1, 1, "p", 5, 0), leased(1, "g", "L"), fresh(1, "h", 1), leased(1, "g", "M")]
+    runs = [SealedRun(1, 0, 3, 10, 13), SealedRun(1, 4, 299, 14, 309)]
+    recent = [Recent(1, offset, offset + 10, f"t{offset}", f"id{offset}") for offset in range(300)]
+    packed, live = Directory(), Directory()
+    for directory in (packed, live):
+        directory.restore([queue(1)])
+        directory.restore(effects)
+        if directory is live:
+            assert directory.partition(1) is not None
+        directory.restore([leased(1, "i", "M")])
+        assert directory.leases == {"M": {(1, "g"), (1, "i")}}
+        directory.sealed(runs)
+        directory.recent(recent[:40])
+    assert (list(packed.active), list(live.active)) == ([], [1])
+    for directory in (packed, live):
+        directory.recent(recent[40:])
+    mine, other = packed.partition(1), live.partition(1)
+    assert mine is not None
+    assert other is not None
+    for name in set(PartitionState.__slots__) - {"index"}:
+        assert getattr(mine, name) == getattr(other, name), name
+    assert list(mine.index) == list(other.index) == [(message.offset, message.ts) for message in recent]
+    assert mine.known("t17") == other.known("t17") == recent[17]
+    assert live.passivate([1]) == 0, "an index of several pages is not packed"
+
+
+def test_a_shelf_holds_what_was_put_there() -> None:
+    """By number, in order, page after page; empty pages are gone."""
+    shelf = Shelf()
+    for number in (5, 1, 2 * PAGE + 3, 2 * PAGE):
+        shelf.put(number, b"%d" % number)
+    shelf.put(1, b"one")
+    assert list(shelf) == [1, 5, 2 * PAGE, 2 * PAGE + 3]
+    assert (len(shelf), shelf.get(1), 6 in shelf, 1 in shelf) == (4, b"one", False, True)
+    assert [shelf.after(place) for place in (-1, 0, 1, 2)] == [0, 2, 2, 0]
+    assert shelf.page(2) == [(2 * PAGE, b"%d" % (2 * PAGE)), (2 * PAGE + 3, b"%d" % (2 * PAGE + 3))]
+    assert [shelf.take(number) for number in (1, 1, 5, 99)] == [b"one", None, b"5", None]
+    assert shelf.after(2) == 2
+    assert shelf.page(0) == []
+    assert [shelf.take(2 * PAGE + at) is None for at in (0, 3)] == [False, False]
+    assert (list(shelf), len(shelf), shelf.after(0)) == ([], 0, -1)
