@@ -1,13 +1,14 @@
 """Flows: what is appended to a queue, put together once for every tail that is up to date.
 
-A tail that has delivered everything keeps no position at all. When a commit makes messages durable, all of these tails
-are told the same round of them, so that whoever writes it to many peers can spell it once. Who does not wait for news
-at that moment, or has no credit for the round, falls behind, and reads by itself.
+A tail that has delivered everything that is durable keeps no position at all. When a commit makes messages durable,
+all of these tails are told the same round of them, so that whoever writes it to many peers can spell it once. Who does
+not wait for news at that moment, or has no credit for the round, falls behind, and reads by itself.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Protocol
 
 from msgspec import Struct
@@ -60,16 +61,33 @@ class Flow:
     def __init__(self, core: Core, queue: str) -> None:
         self.followers: dict[Follower, None] = {}
         """Who is to be told; all others are behind."""
+        self.tails = 0
+        """How many there are in all."""
         self._core = core
         self._queue = queue
         self._pending: deque[_Append] = deque()
+        self._firsts: dict[int, int] | None = None
+
+    def join(self, follower: Follower, behind: Mapping[int, int]) -> bool:
+        """Let it follow, if what it is behind with (the next offset by partition) is just what is not durable yet."""
+        if len(behind) > len(self._pending):
+            return False
+        if behind and self._firsts is None:
+            self._firsts = {}
+            for append in self._pending:
+                self._firsts.setdefault(append.pid, append.records[0].offset)
+        firsts = self._firsts or {}
+        if any(firsts.get(pid) != offset for pid, offset in behind.items()):
+            return False
+        self.followers[follower] = None
+        return True
 
     def appended(self, partition: PartitionState, effect: Appended) -> None:
         """Messages were appended, and are not durable yet."""
-        if self.followers:
-            size = sum([len(record.payload) for record in effect.records])
-            position = self._core.log.position
-            self._pending.append(_Append(position, effect.pid, partition.name, effect.records, size))
+        size = sum([len(record.payload) for record in effect.records])
+        position = self._core.log.position
+        self._pending.append(_Append(position, effect.pid, partition.name, effect.records, size))
+        self._firsts = None
 
     def committed(self, position: int) -> None:
         """The log is durable up to `position`: tell what is."""
@@ -83,7 +101,9 @@ class Flow:
                 if messages > ROUND_MESSAGES or size > limits.WS_EVENT_BYTES:
                     break
                 taken.append(pending.popleft())
-            self._tell(taken)
+            self._firsts = None
+            if self.followers:
+                self._tell(taken)
 
     def _tell(self, taken: list[_Append]) -> None:
         news = self._round(taken)
@@ -111,3 +131,4 @@ class Flow:
     def reset(self) -> None:
         """The state was read again from the log: what was not durable was never there."""
         self._pending.clear()
+        self._firsts = None

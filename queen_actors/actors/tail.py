@@ -9,7 +9,7 @@ what a commit brought is put together once for all of them.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 import trio
@@ -28,11 +28,9 @@ from .partition import Producers, offset_at
 
 STEP = 500
 """How many partitions are looked at before others may run."""
-ROUND_PARTITIONS = 64
-"""What one round of deliveries takes at the most, beside `ROUND_MESSAGES` and `WS_EVENT_BYTES` of payload: a slow tail
-must not pile up what it cannot send."""
 TOLD_BYTES = 2 * limits.WS_EVENT_BYTES
-"""Of payload: what a tail is told at once at the most, for the same reason."""
+"""Of payload: what a tail is told at once at the most. What it reads by itself are rounds of `ROUND_MESSAGES` and
+`WS_EVENT_BYTES`: a slow tail must not pile up what it cannot send."""
 
 
 class Gap(Struct, frozen=True):
@@ -195,27 +193,27 @@ class Tail:
         """
         while True:
             if self._told:
-                return self._take()
-            if self._credit <= 0 or not self._behind:
+                return self._told.pop(0).claims
+            if self._follows() or self._credit <= 0:
                 await self._wait()
             elif found := await self._round():
                 return found
 
+    def _follows(self) -> bool:
+        """Is everything delivered that is durable, so that it can wait to be told of more?"""
+        if self._since is not None and (self._behind or self._since > self._core.clock.now()):
+            return not self._behind  # a flow does not look at instants
+        if self._tails.follow(self, self._behind):
+            self._behind.clear()
+        return not self._behind
+
     async def _wait(self) -> None:
         """For news of any kind."""
-        now = self._core.clock.now()
-        if not self._behind and self._credit > 0 and (self._since is None or self._since <= now):
-            self._tails.follow(self)
         self._waiting = True
         try:
             await self._news.park()
         finally:
             self._waiting = False
-
-    def _take(self) -> Sequence[Gap | Claim]:
-        told = self._told
-        self._told = []
-        return told[0].claims if len(told) == 1 else [claim for news in told for claim in news.claims]
 
     async def _round(self) -> list[Gap | Claim]:
         """Read a little of each partition that is behind, the longest waiting first; move on when it is durable."""
@@ -223,7 +221,7 @@ class Tail:
         reloads = self._core.log.reloads
         steps: dict[int, _Step] = {}
         count, size = min(self._credit, ROUND_MESSAGES), limits.WS_EVENT_BYTES
-        for pid, position in list(islice(self._behind.items(), ROUND_PARTITIONS)):
+        for pid, position in list(islice(self._behind.items(), ROUND_MESSAGES)):
             if count <= 0 or size <= 0:
                 break
             step = steps[pid] = await self._look(pid, position, count, size)
@@ -295,31 +293,33 @@ class Tails:
         return Tail(self._core, self._producers, self, terms)
 
     def add(self, tail: Tail) -> None:
-        self._open.setdefault(tail.terms.queue, {})[tail] = None
+        queue, partition = tail.terms.queue, tail.terms.partition
+        tails = self._open.setdefault(queue, {})
+        if tail not in tails:
+            tails[tail] = None
+            flow = self._flows.get((queue, partition))
+            if flow is None:
+                flow = self._flows[(queue, partition)] = Flow(self._core, queue)
+            flow.tails += 1
 
-    def follow(self, tail: Tail) -> None:
-        """It is behind nowhere: it is told what is appended from now on."""
-        if tail not in self._open.get(tail.terms.queue, ()):
-            return
-        terms = tail.terms
-        flow = self._flows.get((terms.queue, terms.partition))
-        if flow is None:
-            flow = self._flows[(terms.queue, terms.partition)] = Flow(self._core, terms.queue)
-        flow.followers[tail] = None
+    def follow(self, tail: Tail, behind: Mapping[int, int]) -> bool:
+        """From now on it is told what is appended, unless it is behind with what is durable."""
+        flow = self._flows.get((tail.terms.queue, tail.terms.partition))
+        return flow is not None and flow.join(tail, behind)
 
     def discard(self, tail: Tail) -> None:
-        queue = tail.terms.queue
+        queue, partition = tail.terms.queue, tail.terms.partition
         tails = self._open.get(queue)
-        if tails is not None:
-            tails.pop(tail, None)
-            if not tails:
-                del self._open[queue]
-        place = (queue, tail.terms.partition)
-        flow = self._flows.get(place)
-        if flow is not None:
-            flow.followers.pop(tail, None)
-            if not flow.followers and not any(other.terms.partition == place[1] for other in self._open.get(queue, ())):
-                del self._flows[place]
+        if tails is None or tail not in tails:
+            return
+        del tails[tail]
+        flow = self._flows[(queue, partition)]
+        flow.followers.pop(tail, None)
+        flow.tails -= 1
+        if not flow.tails:
+            del self._flows[(queue, partition)]
+        if not tails:
+            del self._open[queue]
 
     def observe(self, effect: Effect) -> None:
         """An effect was applied: tell who reads its queue."""

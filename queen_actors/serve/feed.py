@@ -48,7 +48,7 @@ class _Feed(Struct, eq=False):
 class Feeds:
     """Subscribes, delivers, and gives back."""
 
-    def __init__(self, link: Link, broker: Readable, gate: Gate, sharing: Sharing | None = None) -> None:
+    def __init__(self, link: Link, broker: Readable, gate: Gate, sharing: Sharing) -> None:
         self.nursery: trio.Nursery | None = None
         """Where deliveries run; None before the session does and after it."""
         self.changed = trio.lowlevel.ParkingLot()
@@ -56,7 +56,7 @@ class Feeds:
         self._link = link
         self._broker = broker
         self._gate = gate
-        self._sharing = sharing or Sharing()
+        self._sharing = sharing
         self._feeds: dict[str, _Feed] = {}
 
     @property

@@ -18,7 +18,7 @@ from trio_websocket import ConnectionClosed, WebSocketConnection, WebSocketReque
 from wsproto.utilities import LocalProtocolError
 
 from queen_actors import limits
-from queen_actors.wire.socket import close_frame, is_close, is_control, text_frames
+from queen_actors.wire.socket import close_frame, is_close, is_control, joined_frames, text_frames
 
 from .outbox import CHUNK_BYTES, CROWDED_BYTES, Outbox
 from .texts import TextReader
@@ -236,18 +236,7 @@ class Link:
 
     def send_together(self, payloads: Iterable[bytes]) -> None:
         """Queue text messages, the small ones in as few writes as may be, and write what can be written at once."""
-        joined: list[bytes] = []
-        size = 0
-        for payload in payloads:
-            for frame in text_frames(payload, CHUNK_BYTES):
-                if size + len(frame) > CHUNK_BYTES and joined:
-                    self.outbox.put(b"".join(joined))
-                    joined, size = [], 0
-                joined.append(frame)
-                size += len(frame)
-        if joined:
-            self.outbox.put(b"".join(joined))
-        self.outbox.write_now()
+        self.outbox.put_now(joined_frames(payloads, CHUNK_BYTES))
 
     def close(self, code: int, reason: str, *, drop: bool = False) -> None:
         """Close with this code after what waits to be written, or (`drop`) in place of it. The first close counts."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import trio
 
@@ -56,12 +56,37 @@ class Outbox:
 
     def put(self, frame: bytes, *, urgent: bool = False) -> None:
         """Queue one frame. After `finish` it goes nowhere."""
+        if not self.finished:
+            self._queue(frame, urgent)
+            self._writer.unpark_all()
+
+    def put_now(self, frames: Iterable[bytes]) -> None:
+        """Queue frames, and write what waits as far as the peer's kernel takes it at once, without a turn of the event
+        loop: the writer has the rest."""
         if self.finished:
             return
+        for frame in frames:
+            self._queue(frame, False)
+        if not self._idle or not isinstance(self._stream, Replayed):
+            self._writer.unpark_all()
+            return
+        while chunk := self._chunk():
+            try:
+                rest = self._stream.write_now(chunk)
+            except trio.BrokenResourceError:
+                rest = chunk  # the writer meets the same, and ends
+            self.size -= len(chunk) - len(rest)
+            if rest:
+                self._rest = rest
+                self._writer.unpark_all()
+                break
+        if not self.full:
+            self._room.unpark_all()
+
+    def _queue(self, frame: bytes, urgent: bool) -> None:
         was_full = self.full
         (self._urgent if urgent else self._frames).append(frame)
         self.size += len(frame)
-        self._writer.unpark_all()
         if not was_full and self.full and self.on_full is not None:
             self.on_full()
 
@@ -76,22 +101,6 @@ class Outbox:
         self.finished = True
         self._writer.unpark_all()
         self._room.unpark_all()
-
-    def write_now(self) -> None:
-        """Write what waits without a turn of the event loop, as far as the peer's kernel takes it at once."""
-        if not self._idle or not isinstance(self._stream, Replayed):
-            return
-        chunk = self._chunk()
-        if not chunk:
-            return
-        try:
-            rest = self._stream.write_now(chunk)
-        except trio.BrokenResourceError:
-            rest = chunk  # the writer meets the same, and ends
-        self.size -= len(chunk) - len(rest)
-        if rest:
-            self._rest = rest
-            self._writer.unpark_all()
 
     async def room(self, bound: int = limits.WS_PEER_BYTES) -> None:
         """Return when no more than `bound` waits, or when nothing can be put any more."""

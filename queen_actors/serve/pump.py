@@ -44,5 +44,4 @@ async def pump(
             continue
         if found is None:
             return
-        for piece in frames(found):
-            link.outbox.put(piece)
+        link.outbox.put_now(frames(found))

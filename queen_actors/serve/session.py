@@ -31,6 +31,7 @@ from .gate import Gate
 from .holding import Holding
 from .link import Link, NotText
 from .pipeline import Decided, Pipeline
+from .sharing import Sharing
 from .socket_routes import ROUTES, Headers, pop_request, pop_timeout_ms
 from .watching import Watching
 
@@ -57,6 +58,7 @@ class Session:
         authorize: Authorize,
         headers: Headers,
         caller: Caller | None,
+        sharing: Sharing,
     ) -> None:
         self._link = link
         self._api = api
@@ -69,8 +71,8 @@ class Session:
         self._expires = None if caller is None else caller.expires
         self._identified = trio.Event()
         self._gate = Gate(link.outbox)
-        self._feeds = Feeds(link, broker, self._gate)
-        self._watching = Watching(link, broker, self._gate)
+        self._feeds = Feeds(link, broker, self._gate, sharing)
+        self._watching = Watching(link, broker, self._gate, sharing)
         self._holding = Holding(link, broker, self._feeds.changed)
         self._reading = trio.CancelScope()
         self._under_way = 0

@@ -19,6 +19,7 @@ from queen_actors.wire import socket as wire
 
 from .link import Link, open_link
 from .session import Session
+from .sharing import Sharing
 from .socket_routes import Headers
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Sockets:
         self.open = 0
         """How many there are, handshakes and farewells included."""
         self._sessions = 0
+        self._sharing = Sharing()
 
     async def serve(self, stream: trio.abc.Stream) -> None:
         """Run one connection to its end; `stream` starts with its upgrade request. Never raises (but for
@@ -85,7 +87,8 @@ class Sockets:
         if self._sessions >= limits.WS_CONNECTIONS:
             link.close(wire.TOO_MANY, "too many connections")
             return None
-        return Session(link, self._api, self._broker, self._settings, self._shutdown, self._authorize, headers, caller)
+        about = (self._api, self._broker, self._settings, self._shutdown, self._authorize)
+        return Session(link, *about, headers, caller, self._sharing)
 
     def _examine(self, request: WebSocketRequest) -> tuple[str | None, Headers]:
         """The subprotocol to echo, and the headers that all requests of the connection will have. Raises BadRequest

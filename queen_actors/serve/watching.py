@@ -40,13 +40,13 @@ class _Watching(Struct, eq=False):
 class Watching:
     """Watches, tells, and ends."""
 
-    def __init__(self, link: Link, broker: Watchable, gate: Gate, sharing: Sharing | None = None) -> None:
+    def __init__(self, link: Link, broker: Watchable, gate: Gate, sharing: Sharing) -> None:
         self.nursery: trio.Nursery | None = None
         """Where events are told; None before the session does and after it."""
         self._link = link
         self._broker = broker
         self._gate = gate
-        self._sharing = sharing or Sharing()
+        self._sharing = sharing
         self._watches: dict[str, _Watching] = {}
 
     async def watch(self, frame: Frame) -> Reply:
