@@ -19,6 +19,8 @@ from typing import NamedTuple
 import trio
 
 from .campaign import kills
+from .network import network
+from .pauses import clock, pauses
 from .power import cuts
 from .summary import Summary
 
@@ -36,6 +38,9 @@ class Column(NamedTuple):
 COLUMNS = {
     "kills": Column(kills, 100, "so many deaths by SIGKILL under load, half of them at named points of the log's work"),
     "power": Column(cuts, 20, "so many power cuts: what was not flushed to the disk is gone"),
+    "clock": Column(clock, 10, "so many jumps of the wall clock, of an hour and more, under load"),
+    "pauses": Column(pauses, 6, "so many pauses of the whole process (SIGSTOP), many longer than every lease"),
+    "network": Column(network, 300, "so many clients that connect and drop, and a network fault for each ten of them"),
 }
 
 

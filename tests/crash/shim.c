@@ -1,9 +1,11 @@
-/* A disk that loses power, fills up or breaks, as far as one process can tell. Preloaded into the broker.
+/* A disk that loses power, fills up or breaks, and a wall clock that jumps, as far as one process can tell.
 
    Power: $SHIM_SHADOW holds what has reached the disk of the one flat directory $SHIM_DATA. A file's bytes get there
    when it is flushed (one file i<inode> each), names when the directory is (the list `names`). What was written,
    created, renamed or removed without a flush is not there. $SHIM_IGNORE names files (by a part of the name) whose
    fdatasync is taken for nothing, and `/` the directory's fsync: the control that shows that the rig can fail.
+   Time: the first eight bytes of the file $SHIM_CLOCK say by how many seconds the wall clock is off; every other clock
+   is the machine's.
    Failures: the first byte of the file $SHIM_FAIL says what writes and flushes inside $SHIM_DATA come to:
    0 success, 1 ENOSPC on write, 2 EIO on write, 3 EIO on flush. */
 #define _GNU_SOURCE
@@ -17,7 +19,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SLOTS 4096
@@ -25,6 +29,7 @@ static struct { ino_t inode; int held; off_t low, high; } slots[SLOTS];
 static int used;
 static const char *data, *shadow, *ignored;
 static volatile unsigned char *failing;
+static volatile long long *ahead;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 #define REAL(type, name, ...) static type (*real)(__VA_ARGS__); if (!real) real = (type (*)(__VA_ARGS__))dlsym(RTLD_NEXT, name)
 
@@ -126,16 +131,19 @@ static int refused(int fd, int flush) {
     return how == 1 ? ENOSPC : EIO;
 }
 
+static void *shared(const char *name, size_t size) {
+    int fd = name ? open(name, O_RDONLY | O_CLOEXEC) : -1;
+    void *map = fd < 0 ? MAP_FAILED : mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+    if (name && map == MAP_FAILED) abort();
+    if (fd >= 0) close(fd);
+    return map == MAP_FAILED ? NULL : map;
+}
+
 __attribute__((constructor)) static void begin(void) {
     char path[4096];
-    const char *fail = getenv("SHIM_FAIL");
     shadow = getenv("SHIM_SHADOW"), ignored = getenv("SHIM_IGNORE"), data = getenv("SHIM_DATA");
-    if (fail) {
-        int fd = open(fail, O_RDONLY | O_CLOEXEC);
-        void *map = mmap(NULL, 1, PROT_READ, MAP_SHARED, fd, 0);
-        failing = map == MAP_FAILED ? NULL : map;
-        close(fd);
-    }
+    failing = shared(getenv("SHIM_FAIL"), 1);
+    ahead = shared(getenv("SHIM_CLOCK"), 8);
     DIR *directory = shadow ? opendir(data) : NULL;
     if (!directory) return;
     for (struct dirent *entry; (entry = readdir(directory));) { /* what is there at the start is on the disk */
@@ -176,3 +184,24 @@ CUT(ftruncate64)
         int error = refused(fd, 0); return error ? error : real(fd, start, length); }
 ALLOCATE(posix_fallocate)
 ALLOCATE(posix_fallocate64)
+
+int clock_gettime(clockid_t id, struct timespec *at) {
+    REAL(int, "clock_gettime", clockid_t, struct timespec *);
+    int done = real(id, at);
+    if (!done && ahead && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) at->tv_sec += *ahead;
+    return done;
+}
+
+int gettimeofday(struct timeval *at, void *zone) {
+    REAL(int, "gettimeofday", struct timeval *, void *);
+    int done = real(at, zone);
+    if (!done && ahead) at->tv_sec += *ahead;
+    return done;
+}
+
+time_t time(time_t *at) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (at) *at = now.tv_sec;
+    return now.tv_sec;
+}
