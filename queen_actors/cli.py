@@ -30,6 +30,7 @@ from .config import Lane, LogLevel, Settings, load
 from .demo import run as run_demo
 from .errors import DataDirectoryError, QueenError, StorageFailed
 from .serve.listen import serve
+from .serve.tls import server_context
 from .storage import store_of
 from .storage.doctor import examine, told
 from .storage.sql import VIEWS, query
@@ -63,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--memory", action="store_true", help="keep everything in memory, nothing on disk")
     serve.add_argument("--host", help=f"the address to listen on (default {defaults.host})")
     serve.add_argument("--port", help=f"the port, 0 for any free one (default {defaults.port})")
+    serve.add_argument("--certfile", metavar="PEM", help="serve TLS with this certificate (default: no TLS)")
+    serve.add_argument("--keyfile", metavar="PEM", help="its private key (default: in the certificate's file)")
     serve.add_argument("--lane", choices=get_args(Lane), help=f"what serves HTTP/1.1 (default {defaults.lane})")
     serve.add_argument("--log-level", choices=get_args(LogLevel), help=f"(default {defaults.log_level})")
     serve.set_defaults(command=_serve)
@@ -118,10 +121,12 @@ class CannotStart(Exception):
 
 
 def _serve(options: argparse.Namespace) -> int:
-    flags = {name: getattr(options, name) for name in ("data", "memory", "host", "port", "lane", "log_level")}
+    names = ("data", "memory", "host", "port", "certfile", "keyfile", "lane", "log_level")
+    flags = {name: getattr(options, name) for name in names}
     try:
         settings = load(os.environ, **flags)
         authorizer(settings)
+        server_context(settings)
         Cipher(settings.encryption_key)
     except ValueError as wrong:
         return _give_up(EXIT_START, str(wrong))

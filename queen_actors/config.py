@@ -48,6 +48,10 @@ class Settings(Struct, frozen=True):
     heartbeat_seconds: Seconds = limits.WS_HEARTBEAT_SECONDS
     lane: Lane = "fast"
     """What serves HTTP/1.1: our own lane, or `web`, hypercorn, which serves HTTP/2 in any case."""
+    certfile: str = ""
+    """Turns TLS on: the PEM file of the certificate, with those between it and its root, and perhaps with the key."""
+    keyfile: str = ""
+    """The PEM file of the certificate's private key, not encrypted; empty: it is in `certfile`."""
     allowed_origins: tuple[str, ...] = ()
     """Origins that a browser may connect a WebSocket from; empty: any."""
     jwt_secret: str = ""

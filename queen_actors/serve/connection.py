@@ -15,6 +15,8 @@ import trio
 
 from queen_actors import limits
 
+from .tls import Secured
+
 WEBSOCKET_PATH = b"/api/v1/ws"
 READ_BYTES = 64 * 1024
 _PLAIN_SOCKETS = os.name == "posix"  # where a socket is a file descriptor, and Trio has made it non-blocking
@@ -95,7 +97,8 @@ class Connection(Replayed, trio.abc.HalfCloseableStream):
     @property
     def socket(self) -> Any:
         """What hypercorn takes the addresses from."""
-        return self._stream.socket if isinstance(self._stream, trio.SocketStream) else _NoSocket()
+        stream = self._stream.stream if isinstance(self._stream, Secured) else self._stream
+        return stream.socket if isinstance(stream, trio.SocketStream) else _NoSocket()
 
     async def read(self) -> bytes:
         """What comes next, empty at the end; for a reader that keeps its own time."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -41,6 +42,7 @@ from .connection import Connection, HeadTooLong, asks_for_websocket
 from .fastlane import FastLane
 from .intake import Intake
 from .socket import Sockets
+from .tls import Secured, server_context
 from .web import Web
 
 log = logging.getLogger(__name__)
@@ -66,7 +68,8 @@ async def serve(
     """Serve the broker over HTTP and WebSockets until `shutdown` is set, or for ever.
 
     Started with the addresses that it listens on (`http://127.0.0.1:6632`; none for listeners that are no sockets);
-    without `listeners` it opens `settings.host` and `settings.port`, which may raise OSError.
+    without `listeners` it opens `settings.host` and `settings.port`, which may raise OSError. Raises ValueError when
+    the settings' certificate cannot be used.
 
     At the shutdown no connection is accepted any more, parked pops answer 204, WebSockets are closed with 1001, and
     requests under way may finish; what is left after `settings.shutdown_seconds` is cancelled. Cancelling `serve`
@@ -76,16 +79,18 @@ async def serve(
     authorize = authorizer(settings) if authorize is None else authorize
     api = Api(broker, settings, authorize)
     websocket = websocket_handler or Sockets(api, broker, settings, shutdown, authorize).serve
+    context = await trio.to_thread.run_sync(server_context, settings)
+    scheme = "http" if context is None else "https"
     opened: list[trio.abc.Listener[Any]]
     opened = list(listeners) if listeners is not None else [*await open_listeners(settings)]
-    server = _Server(api, settings, websocket)
+    server = _Server(api, settings, websocket, context)
     async with trio.open_nursery() as connections:
         connections.start_soon(server.abort_when_cancelled)
         if server.fast is not None:
             connections.start_soon(server.fast.watch)
         async with trio.open_nursery() as accepting:
             accepting.start_soon(server.accept, opened, connections)
-            task_status.started([address for listener in opened for address in _addresses(listener)])
+            task_status.started([address for listener in opened for address in _addresses(listener, scheme)])
             await shutdown.wait()
             accepting.cancel_scope.cancel()
         with trio.move_on_after(settings.shutdown_seconds):
@@ -108,11 +113,11 @@ async def open_listeners(settings: Settings) -> list[trio.SocketListener]:
     return opened
 
 
-def _addresses(listener: trio.abc.Listener[Any]) -> list[str]:
+def _addresses(listener: trio.abc.Listener[Any], scheme: str) -> list[str]:
     if not isinstance(listener, trio.SocketListener):
         return []
     host, port = listener.socket.getsockname()[:2]
-    return [f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"]
+    return [f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"]
 
 
 class _Http(TCPServer):
@@ -149,8 +154,11 @@ class _Http(TCPServer):
 class _Server:
     """The connections of one server."""
 
-    def __init__(self, api: Api, settings: Settings, websocket: WebSocketHandler) -> None:
+    def __init__(
+        self, api: Api, settings: Settings, websocket: WebSocketHandler, context: ssl.SSLContext | None
+    ) -> None:
         self._api = api
+        self._tls = context
         self._websocket = websocket
         intake = Intake(api, settings)
         self.fast = FastLane(intake) if settings.lane == "fast" else None
@@ -170,13 +178,15 @@ class _Server:
 
     async def handle(self, stream: trio.abc.Stream) -> None:
         """One connection, to its end. Raises nothing but for cancellation."""
-        connection = Connection(stream)
+        secured = None if self._tls is None else Secured(stream, self._tls)
+        connection = Connection(secured or stream)
         try:
             if len(self._connections) >= limits.HTTP_CONNECTIONS:
                 await self._refuse(connection)
                 return
             self._connections.add(connection)
-            await self._converse(connection)
+            if secured is None or await self._shake_hands(secured):
+                await self._converse(connection)
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             log.debug("a peer is gone")
         except* Exception as fault:  # the boundary: no connection may harm another, whatever hypercorn makes of it
@@ -186,6 +196,13 @@ class _Server:
             self._connections.discard(connection)
             self._changed.unpark_all()
             await connection.abort()
+
+    async def _shake_hands(self, secured: Secured) -> bool:
+        """Whether the peer speaks TLS, in time."""
+        with self._wait(limits.HTTP_HEAD_SECONDS):
+            await secured.shake_hands()
+            return True
+        return False
 
     async def _converse(self, connection: Connection) -> None:
         if self.fast is not None and not await self.fast.serve(connection):
