@@ -79,7 +79,9 @@ async def serve(
     authorize = authorizer(settings) if authorize is None else authorize
     api = Api(broker, settings, authorize)
     websocket = websocket_handler or Sockets(api, broker, settings, shutdown, authorize).serve
-    context = await trio.to_thread.run_sync(server_context, settings)
+    # Files are read in a thread, which a run that is to be repeatable cannot have: see queen_actors.testing
+    secure = bool(settings.certfile)
+    context = await trio.to_thread.run_sync(server_context, settings) if secure else server_context(settings)
     scheme = "http" if context is None else "https"
     opened: list[trio.abc.Listener[Any]]
     opened = list(listeners) if listeners is not None else [*await open_listeners(settings)]
