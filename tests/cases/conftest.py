@@ -50,6 +50,10 @@ class Durable:
         self.port = self._process.port
         self.url = self._process.url
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     async def start(self) -> None:
         await trio.to_thread.run_sync(self._process.start)
 
@@ -59,7 +63,7 @@ class Durable:
 
     @asynccontextmanager
     async def _wire(self) -> AsyncIterator[Wire]:
-        async with httpx.AsyncClient(verify=False, trust_env=False, timeout=30) as client:
+        async with httpx.AsyncClient(verify=False, trust_env=False, timeout=60) as client:
             yield Wire(Socket(client, self.url))
 
     def wire(self) -> AbstractAsyncContextManager[Wire]:

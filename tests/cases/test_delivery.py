@@ -6,13 +6,13 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 import pytest
 import trio
+from crash.stopwatch import Stopwatch
 from socket_peer import House, Peer, acks, items
 from trio.testing import MockClock
 from wire_kit import Wire, schedule
@@ -56,7 +56,7 @@ async def test_a02_a_dead_connection_gives_its_leases_back_at_once(server: Any, 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(second)
                 await trio.sleep(0.1)
-                began = time.monotonic()
+                watch = Stopwatch(server.pid)
                 if how == "close":
                     await peer.close()
                 elif how == "rst":
@@ -64,7 +64,7 @@ async def test_a02_a_dead_connection_gives_its_leases_back_at_once(server: Any, 
                     stream.socket.close()
                 else:
                     await stream.send_eof()
-            assert time.monotonic() - began < 1
+            assert watch.seconds() < 1
         assert [(message["data"], message["deliveryAttempt"]) for message in found] == [("m1", 2)]
         assert await wire.pop("q") == [], "the HTTP consumer's lease outlives its request"
 
@@ -128,18 +128,18 @@ async def test_a09_a_lease_is_renewed_while_a_message_waits_in_the_client(autoju
 WORKER = """
 import sys, time, httpx
 url = sys.argv[1]
-with httpx.Client(trust_env=False) as client:
-    popped = client.get(f"{url}/api/v1/pop/queue/q?wait=true&leaseSeconds=1").json()
+with httpx.Client(trust_env=False, timeout=60) as client:
+    popped = client.get(f"{url}/api/v1/pop/queue/q?wait=true&leaseSeconds=2").json()
     print("taken", flush=True)
     while True:
         time.sleep(0.3)
-        client.post(f"{url}/api/v1/lease/{popped['leaseId']}/extend", json={"seconds": 1})
+        client.post(f"{url}/api/v1/lease/{popped['leaseId']}/extend", json={"seconds": 2})
 """
 
 
 @pytest.mark.slow
 async def test_a10_a_killed_worker_is_noticed_after_one_short_lease(server: Any) -> None:
-    """A worker renews a lease of 1 s for as long as its long job takes, and is killed: another has the message when
+    """A worker renews a lease of 2 s for as long as its long job takes, and is killed: another has the message when
     the lease ends, and not before it, although the job would have taken much longer."""
     async with server.wire() as wire:
         await wire.push("q", "long job")
@@ -148,13 +148,15 @@ async def test_a10_a_killed_worker_is_noticed_after_one_short_lease(server: Any)
         )
         try:
             assert await trio.to_thread.run_sync(worker.stdout.readline) == b"taken\n"
-            assert await wire.pop("q", wait=True, timeout=1500) == [], "renewed, the lease outlives its first second"
+            assert await wire.pop("q", wait=True, timeout=2500) == [], (
+                "renewed, the lease outlives its first two seconds"
+            )
         finally:
             worker.kill()
             await trio.to_thread.run_sync(worker.communicate)
-        began = time.monotonic()
+        watch = Stopwatch(server.pid)
         (message,) = await wire.pop("q", wait=True, timeout=10_000)
-        assert time.monotonic() - began < 1.5
+        assert watch.seconds() < 2.5
         assert (message["data"], message["deliveryAttempt"]) == ("long job", 2)
 
 

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import client_server
 import pytest
 import trio
-import trio.testing
 from loopback import Network
-
-
-def _on_virtual_time(main: Any, clock: trio.abc.Clock | None = None, instruments: Sequence[Any] = ()) -> Any:
-    return trio.run(main, clock=clock or trio.testing.MockClock(autojump_threshold=0), instruments=instruments)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In a module that says `VIRTUAL_TIME = True`, time passes at once whenever everybody waits."""
-    for item in items:
-        virtual = getattr(getattr(item, "module", None), "VIRTUAL_TIME", False)
-        if virtual and inspect.iscoroutinefunction(getattr(item, "obj", None)):
-            item.add_marker(pytest.mark.trio(run=_on_virtual_time), append=False)
 
 
 @pytest.fixture(autouse=True)

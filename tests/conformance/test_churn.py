@@ -83,10 +83,10 @@ async def test_a_queue_that_is_churned_stays_small(tmp_path: Path) -> None:
     readers in the removed range are told where the log starts; a batch that was leased there is acked without error."""
     path = tmp_path / "data"
     async with opened(path) as (wire, _):
-        options = {"retentionEnabled": True, "retentionSeconds": 1, "dedupWindowSeconds": 600}
-        await wire.configure("q", **options)
+        await wire.configure("q", dedupWindowSeconds=600)
         first = await push(wire, 0)
         held = await wire.pop("q", consumerGroup="slow", subscriptionMode="all", leaseSeconds=600)
+        await wire.configure("q", retentionEnabled=True, retentionSeconds=1, dedupWindowSeconds=600)
         for round_ in range(1, 24):
             await push(wire, round_)
             query = {"consumerGroup": "g", "subscriptionMode": "all", "batch": 500, "partitions": 5}

@@ -240,6 +240,6 @@ async def served() -> AsyncIterator[Wire]:
     settings = Settings(data=None, port=0)
     async with running(MemoryStore(), settings) as broker, trio.open_nursery() as nursery:
         (url,) = await nursery.start(partial(serve, broker, settings))
-        async with httpx.AsyncClient(verify=False, trust_env=False, timeout=30) as client:
+        async with httpx.AsyncClient(verify=False, trust_env=False, timeout=60) as client:
             yield Wire(Socket(client, url))
         nursery.cancel_scope.cancel()

@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
-import trio
-import trio.testing
 from socket_peer import House, house
-
-
-def _on_virtual_time(main: Any, clock: trio.abc.Clock | None = None, instruments: Sequence[Any] = ()) -> Any:
-    return trio.run(main, clock=clock or trio.testing.MockClock(autojump_threshold=0), instruments=instruments)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In a module that says `VIRTUAL_TIME = True`, time passes at once whenever everybody waits."""
-    for item in items:
-        if getattr(getattr(item, "module", None), "VIRTUAL_TIME", False):
-            item.add_marker(pytest.mark.trio(run=_on_virtual_time), append=False)
 
 
 @pytest.fixture

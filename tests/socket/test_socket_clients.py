@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import trio
+from crash.stopwatch import Stopwatch
 from msgspec.structs import replace
 from socket_peer import acks, frame, items
 from trio_websocket import ConnectionClosed, HandshakeError, WebSocketConnection, open_websocket_url
@@ -71,7 +72,7 @@ class Client:
         self._ids = 0
 
     async def receive(self) -> dict[str, Any]:
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             message: dict[str, Any] = json.loads(await self.connection.get_message())
             return message
 
@@ -120,20 +121,20 @@ async def test_websockets_library_in_a_thread(server: Server) -> None:
     """The same from an independent client: subprotocol, fragments, ping and pong, closing."""
 
     def talk() -> None:
-        with connect(server.url, subprotocols=["queen.v1"], open_timeout=10, close_timeout=10) as client:  # type: ignore[list-item]
+        with connect(server.url, subprotocols=["queen.v1"], open_timeout=60, close_timeout=60) as client:  # type: ignore[list-item]
             assert client.subprotocol == "queen.v1"
-            assert json.loads(client.recv(10))["event"] == "welcome"
+            assert json.loads(client.recv(60))["event"] == "welcome"
             text = json.dumps({"id": 1, "op": "push", "items": items("q", "é" * 1000)})
             client.send(iter([text[:5], text[5:600], text[600:]]))
-            assert json.loads(client.recv(10))["ok"]
-            assert client.ping().wait(10)
+            assert json.loads(client.recv(60))["ok"]
+            assert client.ping().wait(60)
             client.send('{"op":"subscribe","sub":"s","queue":"q"}')
-            event = json.loads(client.recv(10))
+            event = json.loads(client.recv(60))
             assert event["messages"][0]["data"] == "é" * 1000
             client.send(json.dumps({"id": 2, "op": "ack", "acknowledgments": acks(event)}))
-            assert json.loads(client.recv(10))["body"][0]["success"]
+            assert json.loads(client.recv(60))["body"][0]["success"]
 
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         await trio.to_thread.run_sync(talk)
 
 
@@ -142,17 +143,17 @@ async def test_websockets_library_sees_our_close_codes(server: Server, sent: str
     """A close arrives as a close, also when much was unread, and the connection is over at once."""
 
     def talk() -> int | None:
-        with connect(server.url, open_timeout=10, close_timeout=10) as client:
-            client.recv(10)
+        with connect(server.url, open_timeout=60, close_timeout=60) as client:
+            client.recv(60)
             client.send(sent)
             with pytest.raises(WebSocketsClosed) as closed:
-                client.recv(10)
+                client.recv(60)
             assert closed.value.rcvd is not None
             return closed.value.rcvd.code
 
-    began = trio.current_time()
+    watch = Stopwatch()
     assert await trio.to_thread.run_sync(talk) == code
-    assert trio.current_time() - began < 4
+    assert watch.seconds() < 4
 
 
 async def test_websockets_library_is_refused(server: Server) -> None:
@@ -160,7 +161,7 @@ async def test_websockets_library_is_refused(server: Server) -> None:
 
     def talk() -> tuple[int, bytes | None]:
         with pytest.raises(InvalidStatus) as refused:
-            connect(server.url, subprotocols=["mqtt"], open_timeout=10)  # type: ignore[list-item]
+            connect(server.url, subprotocols=["mqtt"], open_timeout=60)  # type: ignore[list-item]
         return refused.value.response.status_code, refused.value.response.body
 
     status, body = await trio.to_thread.run_sync(talk)
@@ -185,7 +186,7 @@ HEAD = (
 
 def bare(url: str) -> socket.socket:
     host, port = url.removeprefix("ws://").partition("/")[0].split(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def reset_when_closed(raw: socket.socket) -> None:
@@ -221,10 +222,10 @@ async def test_a02_a_consumer_that_vanishes(server: Server, reset: bool) -> None
         client = Client(connection)
         await client.ask("push", items=items("q", 1, 2))
         await trio.to_thread.run_sync(partial(lease_and_vanish, server.url, reset=reset))
-        began = trio.current_time()
+        watch = Stopwatch()
         await client.ask("subscribe", sub="s", queue="q")
         event = await client.event("messages")
-        assert trio.current_time() - began < 1
+        assert watch.seconds() < 1
         (message,) = event["messages"]
         assert (message["data"], message["deliveryAttempt"]) == (2, 2)
 
@@ -270,10 +271,10 @@ async def test_a62_shutdown_with_many_sockets(patient: Server) -> None:
         for _ in range(20):
             await ready.acquire()
         await trio.sleep(0.1)
-        began = trio.current_time()
+        watch = Stopwatch()
         patient.shutdown.set()
     assert codes == [1001] * 20
-    assert trio.current_time() - began < 3
+    assert watch.seconds() < 3
     with pytest.raises((HandshakeError, OSError)):
         async with open_websocket_url(patient.url):
             raise AssertionError("the server still listens")
