@@ -45,6 +45,8 @@ class _Solo:
         self._lease: _Lease | None = None
         self._ghost = 0
         """Until when a pop whose answer was lost may hold a lease."""
+        self._stopped = -1
+        """When the broker was last told to stop: it may answer then that there is nothing."""
         self._quit = 0
         """So does one that was given up, if the broker died before it had taken that back."""
 
@@ -58,11 +60,15 @@ class _Solo:
             "solo.seek": self._seek,
             "solo.end": self._end,
             "death": self._death,
+            "stop": self._stop,
         }
         judge[event.op](event)
 
     def _death(self, event: Event) -> None:
         self._ghost = max(self._ghost, self._quit)
+
+    def _stop(self, event: Event) -> None:
+        self._stopped = event.start
 
     def _push(self, event: Event) -> None:
         for (_, _, txn), found in zip(event.asked["items"], event.found, strict=True) if event.ok else ():
@@ -79,7 +85,7 @@ class _Solo:
             self._ghost = max(self._ghost, 0 if event.asked["direct"] else ends)
         elif event.found[1]:
             self._claimed(event)
-        elif not event.asked["wait"]:
+        elif not event.asked["wait"] and event.start > self._stopped:
             free = (self._lease is None or self._lease.surely_dead(event)) and event.at > self._ghost
             behind = all(offset + 1 < len(self._log) for offset in self._done)
             must(not (free and behind), "I4 what nobody holds is delivered", self._group, event, self._done)
@@ -169,7 +175,7 @@ def judge_soloists(history: History) -> None:
     """Each by itself, in the order of its calls."""
     solos: dict[str, _Solo] = {}
     for event in history.events:
-        if event.op == "death":
+        if event.client == "broker":
             for solo in solos.values():
                 solo.see(event)
         elif event.op.startswith("solo.") and event.op != "solo.end.seek":

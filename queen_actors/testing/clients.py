@@ -33,6 +33,10 @@ class World(Protocol):
         """Does it call the broker in its own process? Then a call that it gives up is over at once."""
         ...
 
+    def note(self, client: str, op: str, asked: dict[str, Any], found: Any = None, start: int | None = None) -> None:
+        """Write down what happened without a call: now, or since `start` (microseconds of true time)."""
+        ...
+
     async def call(self, client: str, op: str, asked: dict[str, Any], do: Callable[[Face], Awaitable[Any]]) -> Event:
         """Make a call on whatever broker is up, by the client's own way in, and write down what came of it."""
         ...

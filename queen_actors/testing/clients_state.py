@@ -17,7 +17,7 @@ from queen_actors.domain.transaction import Transaction
 from .clients import PARTITIONS, QUEUES, SECOND, World, item_of, pause, pop
 from .history import Event
 
-COUNTER_MAX = 6
+COUNTER_MAX = 2
 LOCKS = ("l0", "l1")
 SEMAPHORE, PERMITS = "s0", 2
 
@@ -33,8 +33,7 @@ async def keeper(world: World, name: str) -> None:
         rng, number = world.random, number + 1
         what = rng.randrange(6)
         if what == 0:
-            op = Incr("sim", "counter", Decimal(1), None, max=Decimal(COUNTER_MAX))
-            await kv(world, name, "incr", {"key": "counter"}, [op])
+            await _count(world, name)
         elif what == 1:
             once = f"once{rng.randrange(30)}"
             await kv(world, name, "once", {"key": once}, [Put("sim", once, b"1", None, if_absent=True)])
@@ -45,6 +44,16 @@ async def keeper(world: World, name: str) -> None:
         else:
             await _pair(world, name, number)
         await pause(world, 1)
+
+
+async def _count(world: World, name: str) -> None:
+    """A counter soon at its bound, with the others, at the same moment; there is a new one every half second."""
+    now = trio.current_time()
+    turn = int(now * 2) + 1
+    await trio.sleep(turn / 2 - now)
+    op = Incr("sim", f"counter{turn}", Decimal(1), None, max=Decimal(COUNTER_MAX))
+    for _ in range(world.random.choice([1, 2])):
+        await kv(world, name, "incr", {"key": f"counter{turn}"}, [op])
 
 
 async def _compare_and_set(world: World, name: str, number: int) -> None:
@@ -95,7 +104,8 @@ async def refresher(world: World, name: str) -> None:
         put = await kv(world, name, "refresh", asked, [Put("sim", key, value, SECOND, expect=version)])
         if put.ok:
             version = put.found[0][2]
-        await trio.sleep(0.2 if not put.ok else world.random.choice([0.7, 0.9, 0.99]))
+        since = trio.current_time() - put.start / SECOND
+        await trio.sleep(max(0.01, world.random.choice([0.7, 0.95, 0.98]) - since))
 
 
 async def onlooker(world: World, name: str) -> None:
@@ -127,15 +137,27 @@ async def locker(world: World, name: str) -> None:
         asked: dict[str, Any] = {"lock": lock, "ttl": ttl, "limit": limit}
         token, slot = await _acquire(world, name, asked, Acquire(lock, ttl, owner, limit), rng.choice([0, 0, 2]))
         if token:
-            await trio.sleep(rng.choice([0.1, 2.0]))
+            await trio.sleep(rng.choice([0.0, 0.1, ttl / SECOND - 0.02, 2.0]))
             asked = {**asked, "token": token, "slot": slot}
             if rng.random() < 0.3:
                 renewed, _ = await lock_call(world, name, "renew", asked, Renew(lock, token, ttl, slot, owner))
                 token = renewed or token
-            await guarded(world, name, (lock, slot, token), number)
-            if rng.random() < 0.7:
-                await lock_call(world, name, "unlock", {**asked, "token": token}, Release(lock, token, slot))
+            await _work(world, name, (lock, slot, token), number, {**asked, "token": token})
         await pause(world, 1)
+
+
+async def _work(world: World, name: str, permit: tuple[str, int, int], number: int, asked: dict[str, Any]) -> None:
+    """Under the lock; whoever lets go of it does not always wait for what is under way."""
+    rng, (lock, slot, token) = world.random, permit
+    let_go = Release(lock, token, slot)
+    if world.direct(name) and rng.random() < 0.5:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(guarded, world, name, permit, number)
+            nursery.start_soon(lock_call, world, name, "unlock", asked, let_go)
+        return
+    await guarded(world, name, permit, number)
+    if rng.random() < 0.7:
+        await lock_call(world, name, "unlock", asked, let_go)
 
 
 async def _acquire(world: World, name: str, asked: dict[str, Any], op: Acquire, seconds: int) -> tuple[int, int]:

@@ -131,8 +131,8 @@ class Lives:
         self.skew = 0
         self.cut: Callable[[], None] = lambda: None
         """Cuts some connection."""
-        self.died: Callable[[], None] = lambda: None
-        """Told when a broker is gone without having stopped by itself."""
+        self.told: Callable[[str], None] = lambda what: None
+        """Told of the `stop` of a broker, and of its `death`."""
         self._up = trio.Event()
         self._scope = trio.CancelScope()
         self._before: dict[str, Any] | None = None
@@ -185,6 +185,7 @@ class Lives:
                 life = self.life = self._latest = Life(broker, self.skew, listener)
                 self._up.set()
                 await self._fate(life)
+                self.told("stop")
                 self._withdraw()
                 shutdown.set()
         self._before = state_of(broker)
@@ -195,7 +196,7 @@ class Lives:
 
     def _end(self, life: Life) -> None:
         if not life.over:
-            self.died()
+            self.told("death")
         life.over = True
         for scope in life.calls:
             scope.cancel()

@@ -123,7 +123,7 @@ class Simulation:
         wire = any(way != "direct" for _, way in self.plan.people)
         self.lives = Lives(seed, self.random, self.plan.trouble, queues, wire=wire)
         self.lives.cut = self._cut
-        self.lives.died = lambda: self.history.add(Event(self._now(), self._now(), "broker", "death", {}, "ok"))
+        self.lives.told = lambda what: self.note("broker", what, {})
         self._ways = dict(self.plan.people)
         self._remotes: dict[str, tuple[Life, Remote]] = {}
 
@@ -148,6 +148,11 @@ class Simulation:
         event.end, event.skew_after = self._now(), self.lives.skew
         self.history.add(event)
         return event
+
+    def note(self, client: str, op: str, asked: dict[str, Any], found: Any = None, start: int | None = None) -> None:
+        """See `clients.World`."""
+        now, skew = self._now(), self.lives.skew
+        self.history.add(Event(now if start is None else start, now, client, op, asked, "ok", found, skew, skew))
 
     def direct(self, client: str) -> bool:
         return self._ways.get(client, "direct") == "direct"

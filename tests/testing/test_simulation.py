@@ -195,7 +195,7 @@ def repeat_a_version(events: list[Event]) -> None:
 
 def count_past_the_bound(events: list[Event]) -> None:
     event = find(events, "incr", lambda e: e.found[0][0])
-    event.found = [(True, b"7", event.found[0][2])]
+    event.found = [(True, b"3", event.found[0][2])]
 
 
 def two_winners(events: list[Event]) -> None:

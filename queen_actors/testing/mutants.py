@@ -1,0 +1,87 @@
+"""Does the simulator find bugs? Each bug of `planted` is planted in a process of its own, and looked for.
+
+    python -m queen_actors.testing.mutants --jobs 2
+
+prints at which seed each was found, and whether a broker without any keeps its promises at the same seeds. It fails
+when one was not found within its seeds, or the broker as it is breaks a promise: then a bug would prove nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import sys
+import time
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from .planted import BUGS
+from .sim import SECONDS, Failure, attempt, seeds_of
+
+SEEDS = range(2000)
+CONTROL = "none"
+
+
+class Found(Struct, frozen=True):
+    """What came of one bug: at which seed it was found, if it was, and by which broken promise."""
+
+    name: str
+    seed: int | None
+    tried: int
+    seconds: float
+    broken: str = ""
+
+
+def look_for(name: str, seeds: range) -> Found:
+    """Plant the bug in this process, for good, and look for it; `none` plants none."""
+    logging.disable()  # a broker with a bug has much to say
+    for bug in BUGS:
+        if bug.name == name:
+            bug.plant()
+    began = time.process_time()
+    for tried, seed in enumerate(seeds, 1):
+        found = attempt(seed, SECONDS)
+        if isinstance(found, Failure):
+            return Found(name, seed, tried, time.process_time() - began, found.broken)
+    return Found(name, None, len(seeds), time.process_time() - began)
+
+
+def hunt(names: Sequence[str], seeds: range, jobs: int) -> list[Found]:
+    """`look_for` each, in a process of its own; in the order of the names."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(jobs, maxtasksperchild=1) as pool:
+        pending = [pool.apply_async(look_for, (name, seeds)) for name in names]
+        return [one.get() for one in pending]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; 1 when a bug was not found, or when there is one that nobody has planted."""
+    names = [bug.name for bug in BUGS]
+    parser = argparse.ArgumentParser(prog="python -m queen_actors.testing.mutants", description=__doc__)
+    parser.add_argument("--seeds", type=seeds_of, default=SEEDS, metavar="A..B", help="where to look (0..1999)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (1)")
+    parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=f"one of {', '.join(names)}")
+    parser.add_argument("--no-control", action="store_true", help="do not try the broker as it is")
+    options = parser.parse_args(arguments)
+    wanted = options.only or names
+    found = hunt(wanted, options.seeds, options.jobs)
+    missed = [one.name for one in found if one.seed is None]
+    for one in found:
+        where = f"seed {one.seed:5d} after {one.tried:5d}" if one.seed is not None else f"NOT FOUND in {one.tried}"
+        print(f"{one.name:32} {where} in {one.seconds:6.1f} s  {one.broken[:70]}")
+    broken = 0
+    if not options.no_control:
+        last = max([one.seed for one in found if one.seed is not None], default=0)
+        seeds = options.seeds[: options.seeds.index(last) + 1] if found else options.seeds
+        (control,) = hunt([CONTROL], seeds, 1)
+        broken = control.seed is not None
+        verdict = f"BROKEN {control.broken}" if broken else f"no promise broken in {control.tried} seeds"
+        print(f"{'without any':32} {verdict}")
+    print(f"{len(found) - len(missed)} of {len(found)} found")
+    return 1 if missed or broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
