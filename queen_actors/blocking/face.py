@@ -28,9 +28,14 @@ class Faced(Protocol):
     """What stands in front of an object of the Trio client. A protocol, because a message is a dict as well."""
 
     @property
-    def portal(self) -> Portal: ...
+    def portal(self) -> Portal:
+        """The way onto the Trio thread."""
+        ...
+
     @property
-    def wrapped(self) -> Any: ...
+    def wrapped(self) -> Any:
+        """The object of the Trio client."""
+        ...
 
 
 F = TypeVar("F", bound=Faced)

@@ -28,6 +28,7 @@ class Lost:
         self._event = event
 
     def is_set(self) -> bool:
+        """Whether it is lost."""
         return self._event.is_set()
 
     def wait(self, timeout: Duration | None = None) -> bool:
@@ -78,18 +79,22 @@ class Lock(Face[client.Lock]):
 
     @property
     def name(self) -> str:
+        """The name of the lock."""
         return self.wrapped.name
 
     @property
     def owner(self) -> str:
+        """Who holds it, as the broker shows it to others."""
         return self.wrapped.owner
 
     @property
     def limit(self) -> int:
+        """How many may hold it at once: 1 for a lock."""
         return self.wrapped.limit
 
     @property
     def ttl_seconds(self) -> int:
+        """The lifetime of the permit, whole seconds, renewed every third."""
         return self.wrapped.ttl_seconds
 
     @property
@@ -119,6 +124,7 @@ class Lock(Face[client.Lock]):
 
     @property
     def lost_reason(self) -> LostReason | None:
+        """Why it was lost (renew, guard, expired, deleted, taken); None while it is not."""
         return self.wrapped.lost_reason
 
     hold = on_trio(client.Lock.hold, _hold)
@@ -153,4 +159,5 @@ def in_thread(handler: OnLost) -> Callable[[LostReason], Any]:
 
 
 def lock(portal: Portal, wrapped: client.Lock) -> Lock:
+    """The blocking handle of a Trio one."""
     return Lock(portal, wrapped)

@@ -95,4 +95,5 @@ class Queen(Face[client.Queen]):
 
 
 def queen(portal: Portal, wrapped: client.Queen) -> Queen:
+    """The blocking client of a Trio one."""
     return Queen(portal, wrapped)

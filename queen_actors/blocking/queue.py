@@ -46,10 +46,12 @@ class Message(Delivered):
 
 
 def message(portal: Portal, wrapped: client.Message) -> Message:
+    """The blocking message of a Trio one."""
     return Message(portal, wrapped)
 
 
 def messages(portal: Portal, wrapped: list[client.Message]) -> list[Message]:
+    """The blocking messages of Trio ones."""
     return [Message(portal, one) for one in wrapped]
 
 
@@ -205,6 +207,7 @@ def _consumes(
 
 
 def queue(portal: Portal, wrapped: client.Queue) -> Queue:
+    """The blocking queue of a Trio one."""
     return Queue(portal, wrapped)
 
 

@@ -110,4 +110,5 @@ class TransactionTimer(_Part):
 
 
 def transaction(portal: Portal, wrapped: client.Transaction) -> Transaction:
+    """The blocking transaction of a Trio one."""
     return Transaction(portal, wrapped)

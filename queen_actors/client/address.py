@@ -30,6 +30,7 @@ class Address(Struct, frozen=True):
 
     @property
     def authority(self) -> str:
+        """`host:port` for a `Host` header; an IPv6 host is in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 

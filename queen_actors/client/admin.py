@@ -38,6 +38,7 @@ class Admin:
         return await self._get(f"{RESOURCES}/overview")
 
     async def list_queues(self, /, **query: object) -> Result:
+        """`["queues"]`: each with its labels, partitions and counts (messaging 13)."""
         return await self._get(f"{RESOURCES}/queues", query)
 
     async def get_queue(self, name: str) -> Result:
@@ -49,14 +50,17 @@ class Admin:
         return await self._get(f"{RESOURCES}/queues/{segment(name)}/depth", {"group": group})
 
     async def get_namespaces(self) -> Result:
+        """`["namespaces"]`: each with how many queues and messages it has (messaging 13)."""
         return await self._get(f"{RESOURCES}/namespaces")
 
     async def get_tasks(self) -> Result:
+        """`["tasks"]`: each with how many queues and messages it has (messaging 13)."""
         return await self._get(f"{RESOURCES}/tasks")
 
     # Consumer groups
 
     async def list_consumer_groups(self) -> list[Result]:
+        """Each group of each queue, with where it stands and its lag (messaging 10)."""
         return await self._list(GROUPS)
 
     async def get_consumer_group(self, group: str) -> Result:
@@ -64,6 +68,7 @@ class Admin:
         return await self._get(f"{GROUPS}/{segment(group)}")
 
     async def get_lagging_consumers(self, min_lag_seconds: int = 60) -> list[Result]:
+        """The groups with a partition whose oldest unread message is at least so old, in seconds (messaging 10)."""
         return await self._list(f"{GROUPS}/lagging", {"minLagSeconds": min_lag_seconds})
 
     async def delete_consumer_group(self, group: str, *, delete_metadata: bool = True) -> Result:
@@ -71,6 +76,7 @@ class Admin:
         return await self._change("DELETE", f"{GROUPS}/{segment(group)}", query={"deleteMetadata": delete_metadata})
 
     async def delete_consumer_group_for_queue(self, group: str, queue: str, *, delete_metadata: bool = True) -> Result:
+        """Forget where a group stands on one queue; with the metadata, also how it was registered there."""
         path = f"{GROUPS}/{segment(group)}/queues/{segment(queue)}"
         return await self._change("DELETE", path, query={"deleteMetadata": delete_metadata})
 
@@ -120,17 +126,22 @@ class Admin:
         return Result(answer or {})
 
     async def get_traces_for_message(self, partition_id: str, transaction_id: str) -> Result:
+        """`["traces"]` of one message (messaging 15)."""
         return await self._get(f"/api/v1/traces/{segment(partition_id)}/{segment(transaction_id)}")
 
     async def get_traces_by_name(self, /, name: str, **query: object) -> Result:
+        """`["traces"]` that were given this name (messaging 15). Keywords: `limit`, `offset`."""
         return await self._get(f"/api/v1/traces/by-name/{segment(name)}", query)
 
     async def get_trace_names(self, /, **query: object) -> Result:
+        """`["trace_names"]`: the names that traces were given, with how many have each (messaging 15). Keywords:
+        `limit`, `offset`."""
         return await self._get("/api/v1/traces/names", query)
 
     # The broker
 
     async def health(self) -> Result:
+        """`["status"]` is `healthy` while the broker serves (messaging 19). Raises Unavailable when it does not."""
         return await self._get("/health")
 
 

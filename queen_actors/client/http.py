@@ -70,6 +70,7 @@ class Connection:
         return Answer(reading.status, reading.headers, b"".join(reading.body))
 
     async def aclose(self) -> None:
+        """Close it, whatever is under way."""
         await trio.aclose_forcefully(self._stream)
 
     def abandon(self) -> None:
@@ -152,9 +153,11 @@ class HttpTransport:
         self._sockets.start = start
 
     def new_id(self) -> str:
+        """As `Transport.new_id`: a random UUID."""
         return str(uuid.uuid4())
 
     async def call(self, method: str, path: str, query: str, body: bytes | None, seconds: float) -> Answer:
+        """As `Transport.call`, over a connection of the pool."""
         request = self._request(method, path, query, body)
         async with self._slots:
             connection = self._take() or Connection(*await open_stream(self.address))
@@ -195,12 +198,15 @@ class HttpTransport:
         return None
 
     def subscribe(self, wanted: Wanted, caller: Caller) -> SocketFeed:
+        """As `Transport.subscribe`."""
         return SocketFeed(self._sockets, wanted, self.retry)
 
     def talk(self, talk: Talk) -> SocketStream:
+        """As `Transport.talk`."""
         return SocketStream(self._sockets, talk, self.retry)
 
     async def aclose(self) -> None:
+        """Close the connections that rest; those at work close when they are done."""
         self._closed = True
         while self._idle:
             self._idle.pop().abandon()

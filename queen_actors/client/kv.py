@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
-from decimal import Decimal
-from enum import Enum
-from typing import Any, Final
+from typing import Any, Concatenate, ParamSpec, Protocol
 
-from .durations import Duration, lifetime
+from . import kv_ops
+from .durations import Duration
+from .kv_ops import UNSET, Expect, KvOp, KvOps, Number, spoken_as
 from .results import KvResult
 from .shapes import as_object, results
 from .transport import Caller, Start
 from .watch import Watch
 
-Number = int | float | Decimal
-KvOp = dict[str, Any]
+__all__ = ["UNSET", "Expect", "Kv", "KvOp", "KvOps", "KvResults", "Number", "repeatable"]
 
 PATH = "/api/v1/kv"
 
 
-class Unset(Enum):
-    """The type of an argument that was not given, where None would be a mistake."""
-
-    UNSET = "unset"
-
-
-UNSET: Final = Unset.UNSET
-Expect = int | Unset
-"""The version that must be there; 0: the key must not exist. Not given: whatever is there."""
+P = ParamSpec("P")
 
 
 class KvResults(list[KvResult]):
@@ -49,109 +40,6 @@ class KvResults(list[KvResult]):
         return self.ok
 
 
-class KvOps:
-    """The operations as values, for `queen.kv.batch([...])`: `queen.kv.op.put(...)` and the others."""
-
-    @staticmethod
-    def get(ns: str, key: str) -> KvOp:
-        return {"op": "get", "ns": ns, "key": key}
-
-    @staticmethod
-    def get_many(ns: str, keys: Iterable[str]) -> KvOp:
-        if isinstance(keys, str):
-            raise TypeError("keys is a list of keys; read a single one with get")
-        return {"op": "getMany", "ns": ns, "keys": list(keys)}
-
-    @staticmethod
-    def get_prefix(
-        ns: str, prefix: str, *, after: str | None = None, limit: int | None = None, keys_only: bool = False
-    ) -> KvOp:
-        op: KvOp = {"op": "getPrefix", "ns": ns, "prefix": prefix}
-        if after is not None:
-            op["after"] = after
-        if limit is not None:
-            op["limit"] = limit
-        if keys_only:
-            op["keysOnly"] = True
-        return op
-
-    @staticmethod
-    def put(
-        ns: str,
-        key: str,
-        value: Any,
-        *,
-        ttl: Duration | None = None,
-        ttl_seconds: int | None = None,
-        until: datetime | None = None,
-        forever: bool = False,
-        expect: Expect = UNSET,
-        required: bool = False,
-    ) -> KvOp:
-        op: KvOp = {"op": "put", "ns": ns, "key": key, "value": value, **lifetime(ttl, ttl_seconds, until, forever)}
-        return _conditional(op, expect, required)
-
-    @staticmethod
-    def put_if_absent(
-        ns: str,
-        key: str,
-        value: Any,
-        *,
-        ttl: Duration | None = None,
-        ttl_seconds: int | None = None,
-        until: datetime | None = None,
-        forever: bool = False,
-        required: bool = False,
-    ) -> KvOp:
-        life = lifetime(ttl, ttl_seconds, until, forever)
-        return _conditional({"op": "putIfAbsent", "ns": ns, "key": key, "value": value, **life}, UNSET, required)
-
-    @staticmethod
-    def delete(ns: str, key: str, *, expect: Expect = UNSET, required: bool = False) -> KvOp:
-        return _conditional({"op": "delete", "ns": ns, "key": key}, expect, required)
-
-    @staticmethod
-    def incr(
-        ns: str,
-        key: str,
-        delta: Number = 1,
-        *,
-        min: Number | None = None,
-        max: Number | None = None,
-        ttl: Duration | None = None,
-        ttl_seconds: int | None = None,
-        until: datetime | None = None,
-        forever: bool = False,
-        required: bool = False,
-    ) -> KvOp:
-        op: KvOp = {"op": "incr", "ns": ns, "key": key, "delta": _number("delta", delta)}
-        op.update((name, _number(name, bound)) for name, bound in (("min", min), ("max", max)) if bound is not None)
-        op.update(lifetime(ttl, ttl_seconds, until, forever))
-        return _conditional(op, UNSET, required)
-
-    @staticmethod
-    def check(ns: str, key: str, *, expect: int, required: bool = False) -> KvOp:
-        return _conditional({"op": "check", "ns": ns, "key": key}, expect, required)
-
-
-def _conditional(op: KvOp, expect: Expect, required: bool) -> KvOp:
-    if expect is not UNSET:
-        if isinstance(expect, bool) or not isinstance(expect, int):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"expect is a version, or 0 for a key that must not exist, not {expect!r}; leave it out")
-        if expect < 0:
-            raise ValueError(f"expect is a version, or 0 for a key that must not exist, not {expect}")
-        op["expect"] = expect
-    if required:
-        op["required"] = True
-    return op
-
-
-def _number(name: str, value: Number) -> Number:
-    if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{name} must be a number, not {value!r}")
-    return value
-
-
 def repeatable(ops: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a batch that is sent twice does and answers what it did and answered once: reads, checks and plain puts.
 
@@ -163,8 +51,20 @@ def repeatable(ops: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
+class _One(Protocol):
+    async def one(self, op: KvOp) -> KvResult: ...
+
+
+def _asks(op: Callable[P, KvOp]) -> Callable[Concatenate[_One, P], Coroutine[Any, Any, KvResult]]:
+    async def call(self: _One, /, *args: P.args, **kwargs: P.kwargs) -> KvResult:
+        return await self.one(op(*args, **kwargs))
+
+    return spoken_as(op, call, "KvResult")
+
+
 class Kv:
-    """`queen.kv`. A missed condition is an answer, not an error: read `applied`, or the truth of the result.
+    """`queen.kv` (wire section 2). A missed condition is an answer, not an error: read `applied`, or the truth of the
+    result. Each call raises QueenError when the broker cannot be asked, or refuses what is no operation.
 
     `ttl` takes a timedelta, seconds, or a text such as `"7d"`; `ttl_seconds`, `until` and `forever=True` are the
     other lifetimes, and a write names exactly one. `required=True` lets a lost condition refuse the whole call.
@@ -196,26 +96,22 @@ class Kv:
             return KvResults((), answer)
         return KvResults(map(KvResult, results(answer, len(ops), "KV operations")))
 
-    async def _one(self, op: KvOp) -> KvResult:
+    async def one(self, op: KvOp) -> KvResult:
+        """One operation by itself; refused as a whole (`required`), the answer is that of the operation."""
         answers = await self.batch((op,))
         if answers:
             return answers[0]
-        lost = {"op": op["op"], "key": op["key"], "applied": False, "reason": answers.kv_reason}
-        return KvResult({**lost, "version": answers.version, "value": answers.value})
+        lost = {"op": op["op"], "key": op["key"], "applied": False, "reason": answers.kv_reason, "value": answers.value}
+        return KvResult(lost if answers.version is None else {**lost, "version": answers.version})
 
-    async def get(self, ns: str, key: str) -> KvResult:
-        """One key: `found`, `value`, `version`, `expires_at`. An expired key is not found."""
-        return await self._one(KvOps.get(ns, key))
-
-    async def get_many(self, ns: str, keys: Iterable[str]) -> KvResult:
-        """Several keys of one namespace: `rows` in byte order, and the `missing` ones."""
-        return await self._one(KvOps.get_many(ns, keys))
-
-    async def get_prefix(
-        self, ns: str, prefix: str, *, after: str | None = None, limit: int | None = None, keys_only: bool = False
-    ) -> KvResult:
-        """One page of the keys under a prefix (100 unless told, 1,000 at most): `rows`, `truncated`, `next_after`."""
-        return await self._one(KvOps.get_prefix(ns, prefix, after=after, limit=limit, keys_only=keys_only))
+    get = _asks(kv_ops.get)
+    get_many = _asks(kv_ops.get_many)
+    get_prefix = _asks(kv_ops.get_prefix)
+    put = _asks(kv_ops.put)
+    put_if_absent = _asks(kv_ops.put_if_absent)
+    delete = _asks(kv_ops.delete)
+    incr = _asks(kv_ops.incr)
+    check = _asks(kv_ops.check)
 
     async def list_all(
         self, ns: str, prefix: str, *, limit: int | None = None, max_rows: int | None = None, keys_only: bool = False
@@ -231,39 +127,6 @@ class Kv:
             if (max_rows is not None and len(rows) >= max_rows) or not page.truncated or after is None:
                 return rows if max_rows is None else rows[:max_rows]
 
-    async def put(
-        self,
-        ns: str,
-        key: str,
-        value: Any,
-        *,
-        ttl: Duration | None = None,
-        ttl_seconds: int | None = None,
-        until: datetime | None = None,
-        forever: bool = False,
-        expect: Expect = UNSET,
-        required: bool = False,
-    ) -> KvResult:
-        """Write a value, with `expect` only over that version; refused, the answer has the current value."""
-        life: dict[str, Any] = {"ttl": ttl, "ttl_seconds": ttl_seconds, "until": until, "forever": forever}
-        return await self._one(KvOps.put(ns, key, value, **life, expect=expect, required=required))
-
-    async def put_if_absent(
-        self,
-        ns: str,
-        key: str,
-        value: Any,
-        *,
-        ttl: Duration | None = None,
-        ttl_seconds: int | None = None,
-        until: datetime | None = None,
-        forever: bool = False,
-        required: bool = False,
-    ) -> KvResult:
-        """Write only when the key does not exist: of several callers, one wins."""
-        life: dict[str, Any] = {"ttl": ttl, "ttl_seconds": ttl_seconds, "until": until, "forever": forever}
-        return await self._one(KvOps.put_if_absent(ns, key, value, **life, required=required))
-
     async def once(
         self,
         ns: str,
@@ -277,29 +140,3 @@ class Kv:
     ) -> KvResult:
         """True for the first caller within the lifetime, false for every other: a marker that a step was done."""
         return await self.put_if_absent(ns, key, value, ttl=ttl, ttl_seconds=ttl_seconds, until=until, forever=forever)
-
-    async def delete(self, ns: str, key: str, *, expect: Expect = UNSET, required: bool = False) -> KvResult:
-        """Remove a key; applied, the answer has the removed value."""
-        return await self._one(KvOps.delete(ns, key, expect=expect, required=required))
-
-    async def incr(
-        self,
-        ns: str,
-        key: str,
-        delta: Number = 1,
-        *,
-        min: Number | None = None,
-        max: Number | None = None,
-        ttl: Duration | None = None,
-        ttl_seconds: int | None = None,
-        until: datetime | None = None,
-        forever: bool = False,
-        required: bool = False,
-    ) -> KvResult:
-        """Add to a number, exactly; a result past `min` or `max` is not applied. The lifetime is that of a new key."""
-        life: dict[str, Any] = {"ttl": ttl, "ttl_seconds": ttl_seconds, "until": until, "forever": forever}
-        return await self._one(KvOps.incr(ns, key, delta, min=min, max=max, **life, required=required))
-
-    async def check(self, ns: str, key: str, *, expect: int, required: bool = False) -> KvResult:
-        """Whether a key is at that version (0: does not exist); nothing is written."""
-        return await self._one(KvOps.check(ns, key, expect=expect, required=required))

@@ -67,6 +67,7 @@ class Live:
             self.notify()
 
     def notify(self) -> None:
+        """There is something to look at: wake who waits in `news`."""
         self._news.set()
 
     async def news(self) -> None:

@@ -46,21 +46,26 @@ class LocalTransport:
         """As `Transport.begin`; nothing here runs by itself."""
 
     def new_id(self) -> str:
+        """As `Transport.new_id`, from the broker's own source."""
         return self._broker.ids.uuid(self._broker.clock.now())
 
     async def call(self, method: str, path: str, query: str, body: bytes | None, seconds: float) -> Answer:
+        """As `Transport.call`. `seconds` is not looked at: the broker bounds every call by itself."""
         if self._closed:
             raise Unavailable("the client is closed")
         reply = await self._api.handle(Request(method, path.encode("ascii"), query.encode("ascii"), {}, body or b""))
         return Answer(reply.status, reply.headers, reply.body)
 
     def subscribe(self, wanted: Wanted, caller: Caller) -> LocalFeed:
+        """As `Transport.subscribe`."""
         return LocalFeed(self._broker, wanted, caller)
 
     def talk(self, talk: Talk) -> LocalStream:
+        """As `Transport.talk`."""
         return LocalStream(self._broker, talk)
 
     async def aclose(self) -> None:
+        """Take no more calls."""
         self._closed = True
 
 
@@ -76,6 +81,8 @@ class LocalFeed:
         self._grant: Callable[[int], None] | None = None
 
     async def run(self, sink: Sink, started: Callable[[], None]) -> None:
+        """As `Feed.run`."""
+
         def lost(end: Lost) -> None:
             sink.lost(end.lease_id, str(end.pid), end.reason)
 
@@ -102,13 +109,16 @@ class LocalFeed:
             raise failure
 
     def stop(self) -> None:
+        """As `Feed.stop`."""
         self._running.cancel()
 
     def grant(self, messages: int) -> None:
+        """As `Feed.grant`."""
         if self._grant is not None:
             self._grant(messages)
 
     async def acknowledge(self, acks: Sequence[dict[str, Any]], group: str | None) -> list[dict[str, Any]]:
+        """As `Feed.acknowledge`."""
         body = {"acknowledgments": acks, "consumerGroup": group}
         answers: list[dict[str, Any]] = await self._caller.call("POST", "/api/v1/ack/batch", body)
         return answers
@@ -124,15 +134,18 @@ class LocalStream:
         self._tail: Tail | None = None
 
     async def run(self, started: Callable[[], None]) -> None:
+        """As `Stream.run`."""
         frame = parse_frame(encode({"sub": SUB, "watch": SUB, **self._talk.opening()}))
         carry = {"tail": self._carry_tail, "watch": self._carry_watch, "lock.acquire": self._carry_permit}[frame.op]
         with self._running:
             await carry(frame, started)
 
     def stop(self) -> None:
+        """As `Stream.stop`."""
         self._running.cancel()
 
     def grant(self, messages: int) -> None:
+        """As `Stream.grant`."""
         if self._tail is not None:
             self._tail.grant(messages)
 

@@ -15,6 +15,7 @@ LockOp = dict[str, Any]
 
 
 def acquire_op(name: str, ttl_seconds: int, owner: str | None, limit: int) -> LockOp:
+    """`acquire` (wire 3.2): a permit for an owner, one of `limit`, for whole seconds."""
     op: LockOp = {"op": "acquire", "name": name, "ttlSeconds": ttl_seconds}
     if owner is not None:
         op["owner"] = owner
@@ -24,6 +25,7 @@ def acquire_op(name: str, ttl_seconds: int, owner: str | None, limit: int) -> Lo
 
 
 def renew_op(name: str, token: int, slot: int, ttl_seconds: int, owner: str | None) -> LockOp:
+    """`renew` (wire 3.2): the lifetime begins again, for whoever knows the token, or is the owner."""
     op: LockOp = {"op": "renew", "name": name, "token": token, "ttlSeconds": ttl_seconds, "slot": slot}
     if owner is not None:
         op["owner"] = owner
@@ -31,6 +33,7 @@ def renew_op(name: str, token: int, slot: int, ttl_seconds: int, owner: str | No
 
 
 def release_op(name: str, token: int, slot: int) -> LockOp:
+    """`release` (wire 3.2): the permit in this slot, if it has this token."""
     return {"op": "release", "name": name, "token": token, "slot": slot}
 
 

@@ -106,6 +106,7 @@ class Queen:
         return await self.ack(message, status, error=error)
 
     async def extend(self, message: Message, seconds: int) -> RenewResult:
+        """As `Message.renew`: hold the lease of a message for at least so many seconds from now (messaging 9)."""
         return await self._renew_lease(message.lease_id, seconds)
 
     async def _renew_lease(self, lease_id: str, seconds: int) -> RenewResult:

@@ -78,9 +78,11 @@ class Queue:
         return self._with(partition=name)
 
     def namespace(self, name: str) -> Queue:
+        """The label `namespace`: `create` sets it, pop and subscribe find queues by it (messaging 5, 7)."""
         return self._with(namespace=name)
 
     def task(self, name: str) -> Queue:
+        """The label `task`: `create` sets it, pop and subscribe find queues by it (messaging 5, 7)."""
         return self._with(task=name)
 
     def group(self, name: str) -> Queue:
@@ -317,9 +319,11 @@ class DeadLetters:
         return DeadLetters(self._queen, {**self._query, **chosen})
 
     def limit(self, rows: int) -> DeadLetters:
+        """At most so many rows, up to 1,000 (100 unless told)."""
         return self._with(limit=rows)
 
     def offset(self, rows: int) -> DeadLetters:
+        """Leave out so many of the newest."""
         return self._with(offset=rows)
 
     def from_(self, at: str | datetime) -> DeadLetters:
@@ -327,6 +331,7 @@ class DeadLetters:
         return self._with(**{"from": instant(at)})
 
     def to(self, at: str | datetime) -> DeadLetters:
+        """Only those that failed at or before this instant."""
         return self._with(to=instant(at))
 
     async def get(self) -> Result:

@@ -56,7 +56,9 @@ class KvResult(Result):
     """Why a write did not apply: exists, absent, version, limit or type."""
     value = Field[Any]("value", None)
     """What was read or written; for a refused write the value that is there now."""
-    version = Field[int | None]("version", None)
+    version = Field[int]("version", 0)
+    """The version that goes with `value`; 0 for a key that is not there, so that `expect=found.version` holds while
+    nobody else writes, whether the key was found or not."""
     expires_at = Field[str | None]("expiresAt", None)
     updated_at = Field[str | None]("updatedAt", None)
     missing = Field[list[str]]("missing", [])
@@ -145,6 +147,7 @@ class PushResult(Result):
 
     @property
     def duplicate(self) -> bool:
+        """Whether it was in the partition already, within the dedup window (messaging 6.2)."""
         return self.get("status") == "duplicate"
 
     def __bool__(self) -> bool:
@@ -165,6 +168,7 @@ class AckResult(Result):
 
     @property
     def results(self) -> list[AckResult]:
+        """The verdict on each message, in order, when several were acknowledged."""
         return [AckResult(one) for one in self.get("results", ())]
 
     def __bool__(self) -> bool:
@@ -211,6 +215,7 @@ class TransactionResult(Result):
 
     @property
     def timers(self) -> list[TimerResult]:
+        """The elements of the timer operations."""
         return [TimerResult(one) for one in self.get("results", ()) if one.get("type") == "timer"]
 
     def __bool__(self) -> bool:

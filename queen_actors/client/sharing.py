@@ -200,16 +200,20 @@ class SocketFeed:
         self._stream = SocketStream(sockets, self._talk, retry)
 
     async def run(self, sink: Sink, started: Callable[[], None]) -> None:
+        """As `Feed.run`."""
         self._talk.sink = sink
         await self._stream.run(started)
 
     def stop(self) -> None:
+        """As `Feed.stop`."""
         self._stream.stop()
 
     def grant(self, messages: int) -> None:
+        """As `Feed.grant`."""
         self._stream.grant(messages)
 
     async def acknowledge(self, acks: Sequence[dict[str, Any]], group: str | None) -> list[dict[str, Any]]:
+        """As `Feed.acknowledge`, over the connection that has the leases."""
         reply = await self._stream.ask({"op": "ack", "acknowledgments": acks, "consumerGroup": group})
         if reply is None:
             # Its lease ended with the connection: what had not reached the broker comes again.

@@ -78,6 +78,7 @@ class Tail:
     # What the stream calls (transport.Talk)
 
     def opening(self) -> dict[str, Any]:
+        """As `Talk.opening`: from where it stands, with the credit that is left."""
         self._owed = 0
         fields: dict[str, Any] = {
             "op": "tail",
@@ -90,12 +91,14 @@ class Tail:
         return fields
 
     def opened(self, body: dict[str, Any]) -> None:
+        """As `Talk.opened`."""
         positions = as_object(body.get("from"))
         if self._received is None:
             self.positions.update(positions)
         self._received = {**(self._received or {}), **positions}
 
     def event(self, frame: dict[str, Any]) -> None:
+        """As `Talk.event`: messages, or a gap."""
         partition = str(frame.get("partition"))
         if frame.get("event") == "gap":
             gap = Gap(partition, int(frame.get("from") or 0), int(frame.get("to") or 0))
@@ -113,7 +116,7 @@ class Tail:
         self._received[partition] = offset
 
     def disconnected(self) -> None:
-        pass
+        """As `Talk.disconnected`: it goes on by offset."""
 
     # What the user calls
 

@@ -44,6 +44,7 @@ def schedule_op(
 
 
 def cancel_op(queue: str, key: str, txn: str | None = None) -> TimerOp:
+    """`cancel` (wire 4.3): the timer of this key, with `txn` only if it is that one."""
     op: TimerOp = {"op": "cancel", "queue": queue, "timerKey": key}
     if txn is not None:
         op["txn"] = txn
@@ -155,6 +156,7 @@ class TimerParts:
         self._txn: str | None = None
 
     def key(self, key: str) -> Self:
+        """The name of the timer, unique in its queue: scheduling it again moves the timer (wire 4.2)."""
         self._key = key
         return self
 
@@ -169,6 +171,7 @@ class TimerParts:
         return self
 
     def after_ms(self, delay_ms: float) -> Self:
+        """As `after`, in milliseconds."""
         self._delay, self._delay_ms = None, delay_ms
         return self
 
@@ -210,10 +213,14 @@ class TimerBuilder(TimerParts):
         self._timers = timers
 
     async def schedule(self) -> TimerResult:
+        """Schedule it, or move the one that has its key (wire 4.2). Raises ValueError when a part is missing,
+        QueenError."""
         return (await self._timers.batch((self.scheduled(again=False),)))[0]
 
     async def reschedule(self) -> TimerResult:
+        """As `schedule`: the word says that a timer is there already. Raises ValueError, QueenError."""
         return (await self._timers.batch((self.scheduled(again=True),)))[0]
 
     async def cancel(self) -> TimerResult:
+        """Cancel the timer of this key (wire 4.3); false when it is no longer pending. Raises ValueError."""
         return await self._timers.cancel(self._queue, self.named(), txn=self._txn)

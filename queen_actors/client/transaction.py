@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, Protocol
 
+from . import kv_ops
 from .durations import Duration
 from .encoding import decode
 from .errors import TransactionError, from_answer
 from .items import as_list, push_items
-from .kv import UNSET, Expect, KvOp, KvOps, Number
+from .kv_ops import KvOp, spoken_as
 from .lock import Lock
 from .message import Acknowledgeable, Delivered, acknowledgment, status_word
 from .results import TransactionResult
 from .shapes import as_object
 from .timers import TimerOp, TimerParts, cancel_op
 from .transport import Answer, Caller
+
+P = ParamSpec("P")
 
 PATH = "/api/v1/transaction"
 GUARD_ATTEMPTS = 4  # wire 5.10: how often a commit follows its lock's own renewal
@@ -150,20 +153,24 @@ class Transaction:
     # What the parts below add
 
     def add_push(self, queue: str, partition: str | None, items: Any) -> Transaction:
+        """Items for a queue, as `queue(...).push` takes them."""
         self._operations.append(
             {"type": "push", "items": push_items(as_list(items), queue, partition, self._new_id)},
         )
         return self
 
     def add_kv(self, op: KvOp) -> Transaction:
+        """An operation made by `queen.kv.op`."""
         self._kv.append(op)
         return self
 
     def add_timer(self, op: TimerOp) -> Transaction:
+        """A timer operation as the wire has it."""
         self._timers.append(op)
         return self
 
     def new_id(self) -> str:
+        """A text that no other message or timer has."""
         return self._new_id()
 
 
@@ -201,6 +208,7 @@ class TransactionQueue:
         self._partition: str | None = None
 
     def partition(self, name: str) -> TransactionQueue:
+        """Push to this partition, instead of `Default`."""
         self._partition = name
         return self
 
@@ -208,6 +216,17 @@ class TransactionQueue:
         """Push one item or a list of them with the rest. A `transactionId` that the partition has seen within its
         dedup window rolls everything back (`reason` duplicate)."""
         return self._transaction.add_push(self._name, self._partition, items)
+
+
+class _Adding(Protocol):
+    def add(self, op: KvOp) -> Transaction: ...
+
+
+def _adds(op: Callable[P, KvOp]) -> Callable[Concatenate[_Adding, P], Transaction]:
+    def call(self: _Adding, /, *args: P.args, **kwargs: P.kwargs) -> Transaction:
+        return self.add(op(*args, **kwargs))
+
+    return spoken_as(op, call, "Transaction")
 
 
 class TransactionKv:
@@ -219,66 +238,20 @@ class TransactionKv:
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
 
-    def get(self, ns: str, key: str) -> Transaction:
-        return self._transaction.add_kv(KvOps.get(ns, key))
+    def add(self, op: KvOp) -> Transaction:
+        """An operation made by `queen.kv.op`."""
+        return self._transaction.add_kv(op)
 
-    def get_many(self, ns: str, keys: Iterable[str]) -> Transaction:
-        return self._transaction.add_kv(KvOps.get_many(ns, keys))
-
-    def put(
-        self,
-        ns: str,
-        key: str,
-        value: Any,
-        *,
-        ttl: Duration | None = None,
-        ttl_seconds: int | None = None,
-        until: datetime | None = None,
-        forever: bool = False,
-        expect: Expect = UNSET,
-        required: bool = False,
-    ) -> Transaction:
-        life: dict[str, Any] = {"ttl": ttl, "ttl_seconds": ttl_seconds, "until": until, "forever": forever}
-        return self._transaction.add_kv(KvOps.put(ns, key, value, **life, expect=expect, required=required))
-
-    def put_if_absent(
-        self,
-        ns: str,
-        key: str,
-        value: Any,
-        *,
-        ttl: Duration | None = None,
-        ttl_seconds: int | None = None,
-        until: datetime | None = None,
-        forever: bool = False,
-        required: bool = False,
-    ) -> Transaction:
-        life: dict[str, Any] = {"ttl": ttl, "ttl_seconds": ttl_seconds, "until": until, "forever": forever}
-        return self._transaction.add_kv(KvOps.put_if_absent(ns, key, value, **life, required=required))
-
-    def delete(self, ns: str, key: str, *, expect: Expect = UNSET, required: bool = False) -> Transaction:
-        return self._transaction.add_kv(KvOps.delete(ns, key, expect=expect, required=required))
-
-    def incr(
-        self,
-        ns: str,
-        key: str,
-        delta: Number = 1,
-        *,
-        min: Number | None = None,
-        max: Number | None = None,
-        ttl: Duration | None = None,
-        ttl_seconds: int | None = None,
-        until: datetime | None = None,
-        forever: bool = False,
-        required: bool = False,
-    ) -> Transaction:
-        life: dict[str, Any] = {"ttl": ttl, "ttl_seconds": ttl_seconds, "until": until, "forever": forever}
-        return self._transaction.add_kv(KvOps.incr(ns, key, delta, min=min, max=max, **life, required=required))
+    get = _adds(kv_ops.get)
+    get_many = _adds(kv_ops.get_many)
+    put = _adds(kv_ops.put)
+    put_if_absent = _adds(kv_ops.put_if_absent)
+    delete = _adds(kv_ops.delete)
+    incr = _adds(kv_ops.incr)
 
     def check(self, ns: str, key: str, *, expect: int, required: bool = True) -> Transaction:
         """Commit only while the key is at that version (0: does not exist)."""
-        return self._transaction.add_kv(KvOps.check(ns, key, expect=expect, required=required))
+        return self._transaction.add_kv(kv_ops.check(ns, key, expect=expect, required=required))
 
     def once(
         self,
@@ -303,10 +276,13 @@ class TransactionTimer(TimerParts):
         self._transaction = transaction
 
     def schedule(self) -> Transaction:
+        """The timer exists exactly if the transaction commits. Raises ValueError when a part is missing."""
         return self._transaction.add_timer(self.scheduled(again=False))
 
     def reschedule(self) -> Transaction:
+        """As `schedule`: the word says that a timer is there already."""
         return self._transaction.add_timer(self.scheduled(again=True))
 
     def cancel(self) -> Transaction:
+        """The timer is gone exactly if the transaction commits."""
         return self._transaction.add_timer(cancel_op(self._queue, self.named(), self._txn))

@@ -108,7 +108,9 @@ class Talk(Protocol):
         """The reply to it; events come after that."""
         ...
 
-    def event(self, frame: dict[str, Any]) -> None: ...
+    def event(self, frame: dict[str, Any]) -> None:
+        """What the broker tells, after the reply."""
+        ...
 
     def disconnected(self) -> None:
         """The connection is lost, and opened again."""
@@ -163,7 +165,9 @@ class Transport(Protocol):
         """A stream that carries this talk; nothing happens before it runs."""
         ...
 
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        """Take no more calls, and let go of what rests."""
+        ...
 
 
 class Retry(Struct, frozen=True):

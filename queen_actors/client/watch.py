@@ -69,18 +69,21 @@ class Watch:
     # What the stream calls (transport.Talk)
 
     def opening(self) -> dict[str, Any]:
+        """As `Talk.opening`: from the version that was seen last."""
         since = {} if self._seen is None else {"fromVersion": self._seen}
         return {"op": "watch", **self._what, **since}
 
     def opened(self, body: dict[str, Any]) -> None:
+        """As `Talk.opened`."""
         version = int(body.get("version") or 0)
         if "rows" in body:
             self.rows = {str(row.get("key")): KvResult(row) for row in as_rows(body["rows"])}
             self.version = version
-            self._known = {key: row.version or 0 for key, row in self.rows.items()}
+            self._known = {key: row.version for key, row in self.rows.items()}
             self._seen = version
 
     def event(self, frame: dict[str, Any]) -> None:
+        """As `Talk.event`: changes, or a gap with the rows as they are."""
         if frame.get("gap"):
             self._begin_again(as_rows(frame.get("rows")), int(frame.get("version") or 0))
         self._take(as_rows(frame.get("changes")))
@@ -114,7 +117,7 @@ class Watch:
         self._seen = version
 
     def disconnected(self) -> None:
-        pass
+        """As `Talk.disconnected`: it goes on by version."""
 
     # What the user calls
 

@@ -28,16 +28,22 @@ class Row(Struct, frozen=True, gc=False):
 
 
 class Get(Struct, frozen=True):
+    """`get` (wire 2.5): one row."""
+
     ns: str
     key: str
 
 
 class GetMany(Struct, frozen=True):
+    """`getMany` (wire 2.10): several rows of one namespace."""
+
     ns: str
     keys: tuple[str, ...]
 
 
 class GetPrefix(Struct, frozen=True):
+    """`getPrefix` (wire 2.10): a page of at most `limit` rows, in byte order, behind the key `after`."""
+
     ns: str
     prefix: str
     after: str | None = None
@@ -58,6 +64,8 @@ class Put(Struct, frozen=True):
 
 
 class Delete(Struct, frozen=True):
+    """`delete` (wire 2.5): remove a row, with `expect` only at that version."""
+
     ns: str
     key: str
     expect: int | None = None
@@ -65,6 +73,9 @@ class Delete(Struct, frozen=True):
 
 
 class Incr(Struct, frozen=True):
+    """`incr` (wire 2.6): add `delta` exactly, within `min` and `max`; `ttl` (microseconds, None for ever) is a new
+    row's."""
+
     ns: str
     key: str
     delta: Decimal
@@ -75,6 +86,8 @@ class Incr(Struct, frozen=True):
 
 
 class Check(Struct, frozen=True):
+    """`check` (wire 2.5): is the row at version `expect` (0: not there)? Writes nothing."""
+
     ns: str
     key: str
     expect: int
@@ -92,17 +105,24 @@ class KeyRow(Struct, frozen=True):
 
 
 class GetResult(Struct, frozen=True):
+    """The row, or None when it is not there or its lifetime is over."""
+
     key: str
     row: Row | None
 
 
 class GetManyResult(Struct, frozen=True):
+    """Rows in byte order of their keys, and the keys without one in the order asked. `truncated`: what a call may read
+    ran out."""
+
     rows: tuple[KeyRow, ...]
     missing: tuple[str, ...]
     truncated: bool
 
 
 class GetPrefixResult(Struct, frozen=True):
+    """Rows in byte order. `truncated`: there are more, behind `next_after`."""
+
     rows: tuple[KeyRow, ...]
     truncated: bool
     next_after: str | None
@@ -121,6 +141,7 @@ class WriteResult(Struct, frozen=True):
 
     @property
     def applied(self) -> bool:
+        """Whether the write happened, or the check held."""
         return self.reason is None
 
 

@@ -23,7 +23,7 @@ FACES = [
     (blocking.Message, client.Message, set(), set()),
     (blocking.Subscription, client.Subscription, {"deliver", "handled", "lost"}, {"workers"}),
     (blocking.DeadLetters, client.DeadLetters, set(), set()),
-    (blocking.Kv, client.Kv, set(), set()),
+    (blocking.Kv, client.Kv, {"one"}, set()),
     (blocking.Locks, client.Locks, set(), set()),
     (blocking.Timers, client.Timers, {"new_id"}, set()),
     (blocking.TimerBuilder, client.TimerBuilder, {"named", "scheduled"}, set()),
@@ -34,7 +34,7 @@ FACES = [
     (blocking.Watch, client.Watch, {*TALK}, {"rows", "version"}),
     (blocking.Transaction, client.Transaction, {"add_push", "add_kv", "add_timer", "new_id"}, set()),
     (transaction.TransactionQueue, client_transaction.TransactionQueue, set(), set()),
-    (transaction.TransactionKv, client_transaction.TransactionKv, set(), set()),
+    (transaction.TransactionKv, client_transaction.TransactionKv, {"add"}, set()),
     (transaction.TransactionTimer, client_transaction.TransactionTimer, {"named", "scheduled"}, set()),
 ]
 """A face, what it stands in front of, what of that is not for users, and attributes of its instances."""

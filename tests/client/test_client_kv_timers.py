@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from client_fakes import FakeTransport, answer, lost
 
-from queen_actors.client import ConnectionFailed, ProtocolError, Queen, serving
+from queen_actors.client import ConnectionFailed, ProtocolError, Queen, open_broker, serving
 
 
 @asynccontextmanager
@@ -61,7 +61,7 @@ async def test_the_requests_of_the_kv_examples() -> None:
 
 @pytest.mark.parametrize("expect", [None, -1, 1.0, True, "3"])
 async def test_an_expect_that_is_no_version_is_refused_before_anything_is_sent(expect: Any) -> None:
-    """`expect=cart.version` of a missing key is None: an unconditional write would be the worst reading of it."""
+    """An unconditional write would be the worst reading of it."""
     async with talking() as (queen, transport):
         with pytest.raises((TypeError, ValueError), match="expect"):
             await queen.kv.put("carts", "c", 1, forever=True, expect=expect)
@@ -223,3 +223,15 @@ async def test_timer_pages_and_counts() -> None:
         assert [row.timer_key for row in await queen.timers.list_all("q", limit=1)] == ["a", "b"]
         assert await queen.timers.count("q", "pre fix") == 7
     assert [asked.query for asked in transport.asked] == ["limit=1", "after=a&limit=1", "mode=count&prefix=pre+fix"]
+
+
+async def test_the_version_of_a_missing_key_is_what_a_write_expects() -> None:
+    """Read, then write over what was read: the same words, whether the key was there or not."""
+    async with open_broker() as queen:
+        found = await queen.kv.get("carts", "c")
+        assert not found
+        first = await queen.kv.put("carts", "c", 1, forever=True, expect=found.version)
+        assert first.applied
+        late = await queen.kv.put("carts", "c", 2, forever=True, expect=found.version)
+        assert (late.applied, late.reason, late.version) == (False, "exists", first.version)
+        assert await queen.kv.put("carts", "c", 2, forever=True, expect=late.version)

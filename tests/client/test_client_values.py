@@ -141,7 +141,7 @@ def test_an_envelope_never_loses_a_field() -> None:
 
 
 def test_a_result_reads_as_a_mapping_and_by_attribute() -> None:
-    """The wire's fields are there as they came, and in Python's spelling, None where the wire has none."""
+    """The wire's fields are there as they came, and in Python's spelling, a default where the wire has none."""
     hit = KvResult({"op": "get", "found": True, "value": None, "version": 3, "expiresAt": None, "updatedAt": "now"})
     assert hit["version"] == hit.version == 3
     assert "expiresAt" in hit
@@ -149,7 +149,7 @@ def test_a_result_reads_as_a_mapping_and_by_attribute() -> None:
     assert hit.updated_at == "now"
     assert hit.value is None
     assert hit == {"op": "get", "found": True, "value": None, "version": 3, "expiresAt": None, "updatedAt": "now"}
-    assert KvResult({"found": False}).version is None
+    assert KvResult({"found": False}).version == 0, "as `expect` has it: it must not exist"
     with pytest.raises(AttributeError):
         hit.nothing  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(KeyError):
