@@ -9,7 +9,7 @@ what a commit brought is put together once for all of them.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 import trio
@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from queen_actors import limits
 from queen_actors.domain.cursor import Claim
-from queen_actors.domain.effects import Appended, Effect
+from queen_actors.domain.effects import Appended, Effect, Record
 from queen_actors.domain.partition import PartitionState
 from queen_actors.domain.subscription import TailTerms
 from queen_actors.errors import TooLarge
@@ -47,14 +47,6 @@ class TailStatistics(Struct, frozen=True):
 
     credit: int
     behind: int
-
-
-class _Step(Struct):
-    """What one look at one partition came to: what to deliver, and where the tail stands after that (None: the
-    partition is gone)."""
-
-    found: list[Gap | Claim]
-    position: int | None
 
 
 class Tail:
@@ -219,45 +211,64 @@ class Tail:
         """Read a little of each partition that is behind, the longest waiting first; move on when it is durable."""
         await self._core.turn()
         reloads = self._core.log.reloads
-        steps: dict[int, _Step] = {}
+        found: list[Gap | Claim] = []
+        moves: list[tuple[int, int | None]] = []
         count, size = min(self._credit, ROUND_MESSAGES), limits.WS_EVENT_BYTES
         for pid, position in list(islice(self._behind.items(), ROUND_MESSAGES)):
             if count <= 0 or size <= 0:
                 break
-            step = steps[pid] = await self._look(pid, position, count, size)
-            for claim in _claims(step):
+            records = self._in_memory(pid, position, count, size)
+            if records is None:
+                gap, records, after = await self._read(pid, position, count, size)
+                if gap is not None:
+                    found.append(gap)
+            else:
+                after = records[-1].offset + 1
+            moves.append((pid, after))
+            claim = self._claim(pid, records)
+            if claim is not None:
+                found.append(claim)
                 count -= len(claim.records)
-                size -= sum(len(record.payload) for record in claim.records)
+                size -= sum([len(record.payload) for record in claim.records])
         await self._core.log.durable()
         if self._core.log.reloads != reloads:
             return []
-        found: list[Gap | Claim] = []
-        for pid, step in steps.items():
-            self._move(pid, step.position)
-            self._credit -= sum(len(claim.records) for claim in _claims(step))
-            found += step.found
+        for pid, after in moves:
+            self._move(pid, after)
+        self._credit -= sum([len(one.records) for one in found if isinstance(one, Claim)])
         return found
 
-    async def _look(self, pid: int, position: int, count: int, max_bytes: int) -> _Step:
+    def _in_memory(self, pid: int, position: int, count: int, max_bytes: int) -> tuple[Record, ...] | None:
+        """What comes next, when it is in memory and nothing is missing before it."""
+        partition = self._core.directory.active.get(pid)
+        if partition is None or position < partition.log_start:
+            return None
+        return partition.in_memory(position, count, max_bytes)
+
+    async def _read(
+        self, pid: int, position: int, count: int, max_bytes: int
+    ) -> tuple[Gap | None, tuple[Record, ...], int | None]:
+        """What is missing, what comes next, and where the tail stands after that (None: the partition is gone)."""
         partition = self._core.directory.peek(pid)
         if partition is None:
-            return _Step([], None)
+            return None, (), None
         records = await self._producers.read(partition, position, count, max_bytes)
         if not records:  # nothing is left, or retention took it while it was read
             partition = self._core.directory.peek(pid)
             if partition is None:
-                return _Step([], None)
+                return None, (), None
         first = records[0].offset if records else max(position, partition.log_start)
-        found: list[Gap | Claim] = []
-        if first > position:
-            found.append(Gap(partition.name, pid, position, first - 1))
-        after = records[-1].offset + 1 if records else first
+        gap = Gap(partition.name, pid, position, first - 1) if first > position else None
+        return gap, records, records[-1].offset + 1 if records else first
+
+    def _claim(self, pid: int, records: tuple[Record, ...]) -> Claim | None:
+        """Those of the messages that the tail is to deliver; None when there are none."""
         if self._since is not None:
             records = tuple(record for record in records if record.ts >= self._since)
-        if records:
-            plain = self._core.cipher.plain_all(records)
-            found.append(Claim(self.terms.queue, partition.name, pid, 1, plain))
-        return _Step(found, after)
+        partition = self._core.directory.peek(pid) if records else None
+        if partition is None:
+            return None
+        return Claim(self.terms.queue, partition.name, pid, 1, self._core.cipher.plain_all(records))
 
     def _move(self, pid: int, position: int | None) -> None:
         """The tail has everything before `position`."""
@@ -269,10 +280,6 @@ class Tail:
         else:  # also when the partition is gone by now: that may not be durable yet
             self._behind[pid] = position
             self._behind.move_to_end(pid)
-
-
-def _claims(step: _Step) -> Iterator[Claim]:
-    return (one for one in step.found if isinstance(one, Claim))
 
 
 class Tails:

@@ -6,7 +6,8 @@ it is in demand, so that a hundred consumers of a message cost one encoding of i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from msgspec import Raw, Struct, field
 from msgspec.structs import replace
@@ -15,8 +16,8 @@ from queen_actors import limits
 from queen_actors.domain.cursor import Claim
 from queen_actors.domain.effects import Record
 
-from .frames import encode, zulu_time
-from .pop import Message, TailMessage, messages_of, tail_messages_of
+from .frames import encode
+from .pop import Message, TailMessage, created_at, messages_of, tail_messages_of
 
 _ENVELOPE_BYTES = 384  # a message without its payload
 
@@ -64,11 +65,10 @@ class _Front(Struct, rename="camel", gc=False):
 
 
 class _Lease(Struct, rename="camel"):
-    """What comes next, for one consumer."""
+    """What comes next for one consumer, in a message as in an event; a message has its `deliveryAttempt` then."""
 
     lease_id: str
     consumer_group: str
-    delivery_attempt: int
 
 
 class _Timer(Struct, rename="camel"):
@@ -99,11 +99,10 @@ class Spellings:
     def of(self, claim: Claim) -> list[_Spelling]:
         """The texts of a claim's messages, which must be durable, in order."""
         pid, found = claim.pid, list[_Spelling]()
-        created = _Instant()
         for record in claim.records:
             known = self._known.get((pid, record.offset)) or self._older.get((pid, record.offset))
             if known is None:
-                known = _spell(record, str(pid), claim.partition, created.spelled(record.ts))
+                known = _spell(record, str(pid), claim.partition)
                 self._keep((pid, record.offset), known)
             found.append(known)
         return found
@@ -116,24 +115,9 @@ class Spellings:
             self._known, self._older, self._size = {}, self._known, 0
 
 
-class _Instant:
-    """The spelling of an instant, remembered: messages of one push share theirs."""
-
-    __slots__ = ("_at", "_text")
-
-    def __init__(self) -> None:
-        self._at, self._text = -1, ""
-
-    def spelled(self, at: int) -> str:
-        if at != self._at:
-            self._at, self._text = at, zulu_time(at)
-        return self._text
-
-
-def _spell(record: Record, pid: str, partition: str, created_at: str) -> _Spelling:
-    front = _Front(
-        record.id, record.txn, record.trace, Raw(record.payload), record.producer, created_at, pid, partition
-    )
+def _spell(record: Record, pid: str, partition: str) -> _Spelling:
+    about = (record.id, record.txn, record.trace, Raw(record.payload), record.producer, created_at(record.ts))
+    front = _Front(*about, pid, partition)
     timer = b"" if record.timer_key is None else b"," + encode(_Timer(record.timer_key))[1:-1]
     return encode(front)[:-1], b',"offset":%d%b}' % (record.offset, timer)
 
@@ -142,25 +126,25 @@ def render_messages(
     sub: str, claim: Claim, lease_id: str, group: str, spellings: Spellings | None = None
 ) -> Iterator[bytes]:
     """A claim as events: of its one partition, in offset order, each about `WS_EVENT_BYTES` at the most."""
+    head = _about(sub, claim.queue, claim.partition, claim.pid) + _about_lease(lease_id, group)
     for part in _parts(claim):
-        event = _Messages(sub, part.queue, part.partition, str(part.pid), lease_id, group, [])
         if spellings is not None and spellings.shared:
-            lease = b"," + encode(_Lease(lease_id, group, part.attempt))[1:-1]
-            yield _with([front + lease + end for front, end in spellings.of(part)], event)
+            lease = b'%b,"deliveryAttempt":%d' % (_about_lease(lease_id, group), part.attempt)
+            messages = b"[%b]" % b",".join([front + lease + end for front, end in spellings.of(part)])
         else:
-            event.messages = messages_of(part, lease_id, group, timer_keys=True)
-            yield encode(event)
+            messages = encode(messages_of(part, lease_id, group, timer_keys=True))
+        yield b'%b,"messages":%b}' % (head, messages)
 
 
 def render_tail(sub: str, claim: Claim, spellings: Spellings | None = None) -> Iterator[bytes]:
     """What a tail reads of one partition, as events."""
+    head = _about(sub, claim.queue, claim.partition, claim.pid)
     for part in _parts(claim):
-        event = _TailMessages(sub, part.queue, part.partition, str(part.pid), [])
         if spellings is not None and spellings.shared:
-            yield _with([front + end for front, end in spellings.of(part)], event)
+            messages = b"[%b]" % b",".join([front + end for front, end in spellings.of(part)])
         else:
-            event.messages = tail_messages_of(part)
-            yield encode(event)
+            messages = encode(tail_messages_of(part))
+        yield b'%b,"messages":%b}' % (head, messages)
 
 
 def render_gap(sub: str, partition: str, first: int, last: int) -> bytes:
@@ -168,12 +152,28 @@ def render_gap(sub: str, partition: str, first: int, last: int) -> bytes:
     return encode(_Gap(sub, partition, first, last))
 
 
-def _with(messages: list[bytes], event: _Messages | _TailMessages) -> bytes:
-    """The event, whose list is its last field and still empty, with these messages in it."""
-    return b"%b%b]}" % (encode(event)[:-2], b",".join(messages))
+@lru_cache(4096)
+def _about(sub: str, queue: str, partition: str, pid: int) -> bytes:
+    """What every `messages` event of the partition begins with: the fields of `_TailMessages` before the last."""
+    return encode(_TailMessages(sub, queue, partition, str(pid), []))[: -len(b',"messages":[]}')]
 
 
-def _parts(claim: Claim) -> Iterator[Claim]:
+@lru_cache(256)
+def _about_lease(lease_id: str, group: str) -> bytes:
+    """What comes next under a lease: of up to 64 partitions, and of each message."""
+    return b"," + encode(_Lease(lease_id, group))[1:-1]
+
+
+def _parts(claim: Claim) -> Sequence[Claim]:
+    """Most claims are one part."""
+    records = claim.records
+    payloads = limits.WS_EVENT_BYTES - _ENVELOPE_BYTES * len(records)
+    if len(records) == 1 or sum([len(record.payload) for record in records]) <= payloads:
+        return (claim,)
+    return list(_cut(claim))
+
+
+def _cut(claim: Claim) -> Iterator[Claim]:
     first, size = 0, 0
     for place, record in enumerate(claim.records):
         if size and size + len(record.payload) > limits.WS_EVENT_BYTES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import ClassVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -130,15 +131,16 @@ def _subscription_from(text: str | None) -> str | None:
     return text
 
 
+created_at = lru_cache(1024)(zulu_time)
+"""When a message was pushed: messages of one push share their instant, and its spelling costs more than a message."""
+
+
 def messages_of(claim: Claim, lease_id: str, group: str, *, timer_keys: bool = False) -> list[Message]:
     """A claim's messages in offset order, each with all that its ack needs. With `timer_keys` a message that a timer
     fired says so (websocket.md 3)."""
     pid, partition, attempt = str(claim.pid), claim.partition, claim.attempt
     messages: list[Message] = []
-    spelled, created_at = -1, ""
     for record in claim.records:
-        if record.ts != spelled:  # messages of one push share their instant
-            spelled, created_at = record.ts, zulu_time(record.ts)
         messages.append(
             Message(
                 record.id,
@@ -146,7 +148,7 @@ def messages_of(claim: Claim, lease_id: str, group: str, *, timer_keys: bool = F
                 record.trace,
                 Raw(record.payload),
                 record.producer,
-                created_at,
+                created_at(record.ts),
                 pid,
                 partition,
                 lease_id,
@@ -164,17 +166,14 @@ def tail_messages_of(claim: Claim) -> list[TailMessage]:
     """A claim's messages in offset order, as a tail gives them."""
     pid, partition = str(claim.pid), claim.partition
     messages: list[TailMessage] = []
-    spelled, created_at = -1, ""
     for record in claim.records:
-        if record.ts != spelled:
-            spelled, created_at = record.ts, zulu_time(record.ts)
         message = TailMessage(
             record.id,
             record.txn,
             record.trace,
             Raw(record.payload),
             record.producer,
-            created_at,
+            created_at(record.ts),
             pid,
             partition,
             record.offset,

@@ -340,20 +340,27 @@ def joined_frames(payloads: Iterable[bytes], longest: int) -> Iterator[bytes]:
     joined: list[bytes] = []
     size = 0
     for payload in payloads:
-        for frame in text_frames(payload, longest):
-            if joined and size + len(frame) > longest:
-                yield b"".join(joined)
-                joined, size = [], 0
-            joined.append(frame)
-            size += len(frame)
+        head = _head(_LAST | _TEXT, len(payload))
+        length = len(head) + len(payload)
+        if size + length > longest and joined:
+            yield b"".join(joined)
+            joined, size = [], 0
+        if len(payload) > longest:
+            yield from text_frames(payload, longest)
+            continue
+        joined += (head, payload)
+        size += length
     if joined:
-        yield joined[0] if len(joined) == 1 else b"".join(joined)
+        yield b"".join(joined)
 
 
 def _head(first: int, size: int) -> bytes:
     if size <= CONTROL_BYTES:
         return bytes((first, size))
-    return struct.pack("!BBH", first, 126, size) if size < 1 << 16 else struct.pack("!BBQ", first, 127, size)
+    return _middle(first, 126, size) if size < 1 << 16 else struct.pack("!BBQ", first, 127, size)
+
+
+_middle = struct.Struct("!BBH").pack
 
 
 def close_frame(code: int, reason: str) -> bytes:
