@@ -86,6 +86,8 @@ class ServerProcess:
 
 
 def environment(server: ServerProcess) -> dict[str, str]:
-    """What a client process gets: ours, without proxies between it and the server, and the server's `SERVER_PID`."""
+    """What a client process gets: ours, without proxies between it and the server, with the helpers of this folder, and
+    the server's `SERVER_PID`."""
     ours = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
-    return {**ours, "SERVER_PID": str(server.pid)}
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**ours, "PYTHONPATH": path, "SERVER_PID": str(server.pid)}

@@ -7,13 +7,16 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from sdk_kit import Play
 from server_process import ServerProcess, environment
 
-PROCESS_SECONDS = 120.0
+PROCESS_SECONDS = 300.0
+PROCESSES = 3
+"""Side by side: most of the time the scenarios wait."""
 
 
 @pytest.fixture(scope="session")
@@ -48,13 +51,15 @@ def play() -> Play:
 
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest, server: ServerProcess, play: Play) -> dict[tuple[str, str], str]:
-    """Every scenario that this session selected, played; modules in the order of their tests."""
+    """Every scenario that this session selected, played; each module in the order of its tests."""
     selected: dict[str, list[str]] = {}
     for item in request.session.items:
         if isinstance(item, pytest.Function) and item.originalname == "test_scenario":
             selected.setdefault(item.callspec.params["module"], []).append(item.callspec.params["function"])
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        played = pool.map(lambda module: play(module, selected[module], server), selected)
     return {
         (module, function): error
-        for module, functions in selected.items()
-        for function, error in play(module, functions, server).items()
+        for module, told in zip(selected, played, strict=True)
+        for function, error in told.items()
     }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 
+from crash.stopwatch import Stopwatch
 from queen import Queen
 
 
@@ -27,8 +27,8 @@ async def a_handle_outlives_its_lifetime_and_then_the_broker(queen: Queen) -> No
         assert not await rival.acquire()
     assert (lock.token or 0) > token
     os.kill(int(os.environ["SERVER_PID"]), signal.SIGKILL)
-    killed = time.monotonic()
-    await asyncio.wait_for(lock.lost.wait(), 3)
-    assert time.monotonic() - killed < 2.2
+    watch = Stopwatch()
+    await asyncio.wait_for(lock.lost.wait(), 60)
+    assert watch.seconds() < 2.2
     assert reasons == ["expired"]
     await impatient.close()

@@ -115,9 +115,9 @@ async def offset_reads(queen: Queen) -> None:
     await queen.queue("o-read").partition("b").push([{"data": 1}])
     again = await queen.queue("o-read").changed_since(changed["safeTime"])
     assert [(row["name"], row["lastOffset"]) for row in again["partitions"]] == [("b", 50)]
-    await queen.queue("o-old").config({"retentionEnabled": True, "retentionSeconds": 1}).create()
+    await queen.queue("o-old").config({"retentionEnabled": True, "retentionSeconds": 3}).create()
     await queen.queue("o-old").push([{"data": "old"}])
-    await asyncio.sleep(1.3)
+    await asyncio.sleep(3.3)
     await queen.queue("o-old").push([{"data": "young"}])
     kept = (await queen.queue("o-old").fetch("Default"))["Default"]
     assert [record["payload"] for record in kept["records"]] == ["young"]

@@ -10,7 +10,7 @@ import traceback
 
 from queen import Queen
 
-SCENARIO_SECONDS = 60.0  # the streams wait for two starts of a server, which take their time on a busy machine
+SCENARIO_SECONDS = 120.0  # the streams wait for two starts of a server, which take their time on a busy machine
 
 
 async def main(url: str, module: str, *functions: str) -> None:

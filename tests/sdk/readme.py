@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from datetime import UTC, datetime
 from typing import Any
 
+from crash.stopwatch import Stopwatch
 from queen import Queen
 
 
@@ -195,16 +197,16 @@ async def manual_acks(queen: Queen) -> None:
 
 async def leases(queen: Queen) -> None:
     """Expiry redelivers; `renew` keeps it; a consumer that renews holds a long job through a short lease."""
-    await queen.queue("r-lease").config({"leaseTime": 1, "retryLimit": 0}).create()
+    await queen.queue("r-lease").config({"leaseTime": 3, "retryLimit": 0}).create()
     await queen.queue("r-lease").push([{"data": 1}])
     (message,) = await queen.queue("r-lease").pop()
-    (again,) = await queen.queue("r-lease").timeout_millis(3000).pop()
+    (again,) = await queen.queue("r-lease").timeout_millis(9000).pop()
     assert again["deliveryAttempt"] == 2
     renewed = await queen.renew(again)
     assert renewed["success"]
     assert renewed["renewed"] == 1
     assert not (await queen.renew(message["leaseId"]))["success"]
-    await asyncio.sleep(1.1)
+    await asyncio.sleep(3.1)
     assert await queen.queue("r-lease").wait(False).pop() == []
     assert (await queen.ack(again))["success"]
 
@@ -212,10 +214,10 @@ async def leases(queen: Queen) -> None:
 
     async def slow(message: Any) -> None:
         runs.append(message["deliveryAttempt"])
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(4.5)
 
     await queen.queue("r-lease").push([{"data": 2}])
-    await queen.queue("r-lease").each().batch(1).renew_lease(True, 300).limit(1).consume(slow)
+    await queen.queue("r-lease").each().batch(1).renew_lease(True, 500).limit(1).consume(slow)
     assert runs == [1]
     assert await queen.queue("r-lease").wait(False).pop() == []
 
@@ -247,15 +249,16 @@ async def commit_on_delivery(queen: Queen) -> None:
 async def long_poll(queen: Queen) -> None:
     """A parked pop gets what is pushed within the instant; an empty one ends at its time."""
     await queen.queue("r-poll").create()
-    started = time.monotonic()
+    started, watch = time.monotonic(), Stopwatch(int(os.environ["SERVER_PID"]))
     assert await queen.queue("r-poll").timeout_millis(300).pop() == []
-    assert 0.25 < time.monotonic() - started < 1
+    assert time.monotonic() - started > 0.25
+    assert watch.seconds() < 1
     poll = asyncio.ensure_future(_pop(queen, "r-poll"))
     await asyncio.sleep(0.2)
-    pushed = time.monotonic()
+    watch = Stopwatch(int(os.environ["SERVER_PID"]))
     await queen.queue("r-poll").push([{"data": 1}])
     assert _data(await poll) == [1]
-    assert time.monotonic() - pushed < 0.5
+    assert watch.seconds() < 0.5
 
 
 async def _pop(queen: Queen, queue: str) -> list[Any]:
@@ -269,7 +272,7 @@ async def a_cancelled_pop_takes_nothing(queen: Queen) -> None:
     poll = asyncio.ensure_future(_pop(queen, "r-cancel"))
     await asyncio.sleep(0.2)
     poll.cancel()
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(1)  # a busy server needs a moment to see that
     await queen.queue("r-cancel").push([{"data": 1}])
     (message,) = await _pop(queen, "r-cancel")
     assert message["deliveryAttempt"] == 1
@@ -294,13 +297,13 @@ async def discovery(queen: Queen) -> None:
 
 async def delays_and_windows(queen: Queen) -> None:
     """`delayedProcessing` hides a message, `windowBuffer` waits for quiet."""
-    await queen.queue("r-delay").config({"delayedProcessing": 1}).create()
-    await queen.queue("r-window").config({"windowBuffer": 1}).create()
+    await queen.queue("r-delay").config({"delayedProcessing": 3}).create()
+    await queen.queue("r-window").config({"windowBuffer": 3}).create()
     started = time.monotonic()
     await queen.queue("r-delay").push([{"data": 1}])
     await queen.queue("r-window").push([{"data": n} for n in range(3)])
     for queue in ("r-delay", "r-window"):
         assert await queen.queue(queue).wait(False).pop() == []
     for queue, count in (("r-delay", 1), ("r-window", 3)):
-        assert len(await queen.queue(queue).batch(10).timeout_millis(4000).pop()) == count
-        assert time.monotonic() - started > 0.95
+        assert len(await queen.queue(queue).batch(10).timeout_millis(9000).pop()) == count
+        assert time.monotonic() - started > 2.95

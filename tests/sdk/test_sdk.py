@@ -31,6 +31,7 @@ def scenarios() -> Iterator[tuple[str, str]]:
                 yield module, node.name
 
 
+@pytest.mark.timeout(900)  # the first one plays them all
 @pytest.mark.parametrize(("module", "function"), list(scenarios()), ids=str)
 def test_scenario(outcomes: dict[tuple[str, str], str], module: str, function: str) -> None:
     """What its docstring says."""

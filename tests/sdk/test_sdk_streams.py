@@ -52,6 +52,7 @@ def durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerP
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "functions",
     [["windows_and_reductions"], ["a_gate"], ["registration", "a_sink_is_drained_while_the_stream_runs"]],
