@@ -87,8 +87,9 @@ class Store(Protocol):
         """Take the directory, recover, and be ready for `commit`. Raises DataDirectoryError."""
         ...
 
-    async def commit(self, entries: Sequence[Entry]) -> None:
-        """Make the group durable: when this returns, it survives a crash, and whole entries only.
+    async def commit(self, entries: Sequence[Entry], done: Callable[[], None] | None = None) -> None:
+        """Make the group durable: when this returns, it survives a crash, and whole entries only. `done` is called as
+        soon as that is so, in Trio's thread and before this returns; not when it raises.
 
         Raises StorageFull when it is certain that nothing was committed, StorageFailed when that is not known; after
         StorageFailed the store refuses everything. An empty group changes nothing; after StorageFull it asks whether

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from copy import copy
+from functools import partial
 
 import outcome
 import trio
@@ -198,7 +199,7 @@ class Log:
                 continue
             group, size = self._take()
             try:
-                await self._store.commit(group)
+                await self._store.commit(group, partial(self._committed, len(group), size))
             except StorageFull as refusal:
                 self._refuse(refusal)
                 return
@@ -208,12 +209,15 @@ class Log:
             except Exception:  # a fault of ours in the store: what became of the group is not known
                 self.fail(StorageFailed("a write failed, and what became of it is not known; the broker stops"))
                 raise
-            self._groups += 1
-            self._backlog -= size
-            self.committed += len(group)
-            for tell in self.on_commit:
-                tell(self.committed)
-            self._wake()
+
+    def _committed(self, entries: int, size: int) -> None:
+        """A group is durable: whoever waited for it goes on, all in one go."""
+        self._groups += 1
+        self._backlog -= size
+        self.committed += entries
+        for tell in self.on_commit:
+            tell(self.committed)
+        self._wake()
 
     async def probe(self) -> None:
         """While the disk is full: ask with an empty group until one is taken, then let writes in again."""

@@ -86,7 +86,7 @@ class DurableStore:
         self._failure = None
         return recovered
 
-    async def commit(self, entries: Sequence[Entry]) -> None:
+    async def commit(self, entries: Sequence[Entry], done: Callable[[], None] | None = None) -> None:
         """Make the group durable; see `ports.Store`. It cannot be cancelled while it is under way."""
         opened = self._opened()
         if not entries:
@@ -96,7 +96,7 @@ class DurableStore:
                 await trio.lowlevel.cancel_shielded_checkpoint()
             return
         body, count = encode_entries(entries), len(entries)
-        await opened.committer.run(lambda: self._append(opened, body, count))
+        await opened.committer.run(lambda: self._append(opened, body, count), then=done)
         if opened.upkeep.rolled:
             opened.due.set()
         if opened.dirty_since is None:

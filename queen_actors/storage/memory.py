@@ -115,7 +115,7 @@ class MemoryStore:
         self._failure = None
         return Recovered(counters, self._position, instant)
 
-    async def commit(self, entries: Sequence[Entry]) -> None:
+    async def commit(self, entries: Sequence[Entry], done: Callable[[], None] | None = None) -> None:
         """Make the group durable; see `ports.Store`. It cannot be cancelled while it is under way."""
         self._refuse()
         if self.faults.full:
@@ -143,6 +143,8 @@ class MemoryStore:
             self._failure = "A write failed, and what became of it is not known."
             self._refuse()
         self._keep(body, len(entries))
+        if done is not None:
+            done()
 
     async def read(self, pid: int, first: int, last: int, max_bytes: int) -> list[Record]:
         """Sealed messages; see `ports.Store`."""

@@ -332,7 +332,7 @@ async def test_a_store_that_breaks_its_contract_stops_the_broker(autojump_clock:
     """An exception that it may not raise: callers are told, and the broker does not hang at its end."""
 
     class Broken(MemoryStore):
-        async def commit(self, entries: Any) -> None:
+        async def commit(self, entries: Any, done: Any = None) -> None:
             raise RuntimeError("bug")
 
     start = trio.current_time()
