@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 import trio
+from sortedcontainers import SortedList
 
 from queen_actors.ports import Clock
 
 T = TypeVar("T")
 Item = tuple[str, str]
 """What is due: two names; items that are due at the same instant are taken in the order of their names."""
+SLOT_BITS = 30
+"""A slot of time is 2**30 microseconds, 18 minutes: what lies at least a whole one ahead is far off."""
+SHORT = 512
+"""Names of one kind and slot that are kept as a plain list."""
+STEP = 500
+"""Items that come near before others may run: a millisecond."""
 SLACK = 64
 """How many outdated entries a heap may hold before it is made anew, whatever its size."""
 
@@ -77,44 +85,157 @@ class Deadlines(Generic[T]):
             heapq.heapify(self._heap)
 
 
+class Far:
+    """Items whose time is far off, by the slot of time in which it lies: 8 bytes each beyond their texts.
+
+    Millions of timers and keys wait for hours and days, and most are cancelled or written again before their time:
+    an entry of `Deadlines` takes 250 bytes. Here only the names are kept, in order, so that whoever knows when an item
+    was due can take it out.
+    """
+
+    __slots__ = ("_count", "_slots", "next_slot")
+
+    def __init__(self) -> None:
+        self._slots: dict[int, dict[str, list[str] | SortedList[str]]] = {}
+        self._count = 0
+        self.next_slot: int | None = None
+        """The first slot that has an item."""
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, at: int, item: Item) -> bool:
+        """`item` is due at `at`; whether its slot is the first of all now."""
+        slot, (kind, name) = at >> SLOT_BITS, item
+        names = self._slots.setdefault(slot, {}).setdefault(kind, [])
+        if isinstance(names, list):
+            place = bisect_left(names, name)
+            if place < len(names) and names[place] == name:
+                return False
+            names.insert(place, name)
+            if len(names) > SHORT:
+                self._slots[slot][kind] = SortedList(names)
+        elif name not in names:
+            names.add(name)
+        else:
+            return False
+        self._count += 1
+        if self.next_slot is None or slot < self.next_slot:
+            self.next_slot = slot
+            return True
+        return False
+
+    def discard(self, at: int, item: Item) -> None:
+        """Take out an item that was added with this instant, if it is there."""
+        slot, (kind, name) = at >> SLOT_BITS, item
+        names = self._slots.get(slot, {}).get(kind)
+        if names is None:
+            return
+        place = bisect_left(names, name) if isinstance(names, list) else names.bisect_left(name)
+        if place < len(names) and names[place] == name:
+            del names[place]
+            self._count -= 1
+            self._tidy(slot, kind)
+
+    def take(self, limit: int) -> list[Item]:
+        """Take out up to `limit` items of the first slot, in no order of time."""
+        slot = self.next_slot
+        if slot is None:
+            return []
+        kind, names = next(iter(self._slots[slot].items()))
+        taken = [names.pop() for _ in range(min(limit, len(names)))]
+        self._count -= len(taken)
+        self._tidy(slot, kind)
+        return [(kind, name) for name in taken]
+
+    def _tidy(self, slot: int, kind: str) -> None:
+        kinds = self._slots[slot]
+        if not kinds[kind]:
+            del kinds[kind]
+            if not kinds:
+                del self._slots[slot]
+                if slot == self.next_slot:
+                    self.next_slot = min(self._slots, default=None)
+
+
 class Agenda:
     """Deadlines with somebody who waits for them. Who gets an item checks that it is due indeed, and adds it again if
     it is not."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, due_of: Callable[[Item], int | None] | None = None) -> None:
+        """`due_of` says when an item is due, or None when nothing is to be done about it: with it, items that are far
+        off are kept as `Far`."""
         self._clock = clock
+        self._due_of = due_of
         self._deadlines: Deadlines[Item] = Deadlines()
+        self._far = Far()
+        self._edge = 0
+        """The first slot whose items are `far`; it moves on with the time."""
         self._poke = trio.Event()
 
     def __len__(self) -> int:
-        return len(self._deadlines)
+        return len(self._deadlines) + len(self._far)
 
-    def add(self, at: int, item: Item) -> None:
-        """`item` is due at `at` (microseconds), if it is not due earlier; wakes the task when it is the next."""
-        if self._deadlines.add(at, item):
+    def add(self, at: int, item: Item, before: int | None = None) -> None:
+        """`item` is due at `at` (microseconds), if it is not due earlier; wakes the task when it is the next. `before`
+        is when it was due until now, if it was, and is so no more."""
+        far = self._due_of is not None and at >> SLOT_BITS >= self._far_from()
+        if before is not None:
+            if far and at >> SLOT_BITS == before >> SLOT_BITS:
+                return  # it is where it belongs
+            self.discard(item, before)
+        if self._far.add(at, item) if far else self._deadlines.add(at, item):
             self._poke.set()
 
-    def discard(self, item: Item) -> None:
-        """Nothing is to be done about `item` any more."""
+    def discard(self, item: Item, before: int | None = None) -> None:
+        """Nothing is to be done any more about `item`, which was due at `before`."""
         self._deadlines.discard(item)
+        if before is not None and len(self._far):
+            self._far.discard(before, item)
 
     def replace(self, items: Iterable[tuple[int, Item]]) -> None:
         """Start over with these: after the state was read from the log."""
         self._deadlines.clear()
+        self._far = Far()
         for at, item in items:
-            self._deadlines.add(at, item)
+            self.add(at, item)
         self._poke.set()
+
+    def _far_from(self) -> int:
+        if not len(self._far):
+            self._edge = (self._clock.now() >> SLOT_BITS) + 2
+        return self._edge
+
+    async def _come_near(self) -> None:
+        """Items of which the slot is near by now become deadlines, some at a time."""
+        assert self._due_of is not None
+        self._edge = near = max(self._edge, (self._clock.now() >> SLOT_BITS) + 2)
+        while self._far.next_slot is not None and self._far.next_slot < near:
+            for item in self._far.take(STEP):
+                at = self._due_of(item)
+                if at is not None:
+                    self._deadlines.add(at, item)
+            await trio.lowlevel.checkpoint()
+
+    @property
+    def _wake_at(self) -> int | None:
+        """When something is due, or becomes near: whole slots before it is due."""
+        at, slot = self._deadlines.next_at, self._far.next_slot
+        coming = None if slot is None else (slot - 1) << SLOT_BITS
+        return min((one for one in (at, coming) if one is not None), default=None)
 
     async def due(self, limit: int) -> list[Item]:
         """Wait until something is due, then take up to `limit` of what is due, in order. Never early; always a
         checkpoint, so that a long agenda does not keep everybody else waiting."""
         await trio.lowlevel.checkpoint()
         while True:
+            if len(self._far):
+                await self._come_near()
             taken = self._deadlines.take(self._clock.now(), limit)
             if taken:
                 return taken
             self._poke = trio.Event()
-            at = self._deadlines.next_at
+            at = self._wake_at
             if at is None:
                 await self._poke.wait()
                 continue

@@ -83,6 +83,8 @@ class Directory:
         self.traces: deque[fx.TracePut] = deque(maxlen=TRACES)
         self.replaced: Row | None = None
         """The row that the latest effect on a key took the place of, or took away: for those who observe it."""
+        self.was_due: int | None = None
+        """When the timer was due that the latest effect on one took the place of, or took away: for its observer."""
         self.streams = StreamTable()
         self._restoring = False
 
@@ -274,7 +276,7 @@ class Directory:
         state = self.timers.get(effect.queue)
         if state is None:
             state = self.timers[effect.queue] = TimersState(effect.queue)
-        state.apply(effect)
+        self.was_due = state.apply(effect)
         if not len(state):
             del self.timers[effect.queue]
 

@@ -36,7 +36,7 @@ class Keys:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._agenda = Agenda(core.clock)
+        self._agenda = Agenda(core.clock, self._ends)
 
     async def call(self, ops: Sequence[KvOp]) -> list[KvResult] | Precondition:
         """One atomic step at one instant: all applied writes of it, or, when a `required` op loses, none (2.8, 2.9)."""
@@ -58,13 +58,19 @@ class Keys:
 
     def observe(self, effect: Effect) -> None:
         """An effect was applied: a key that will expire is on the agenda, and no other."""
-        if isinstance(effect, KvPut):
-            if effect.expires_at is not None:
-                self._agenda.add(effect.expires_at, (effect.ns, effect.key))
-            elif len(self._agenda):
-                self._agenda.discard((effect.ns, effect.key))
-        elif isinstance(effect, KvDropped) and len(self._agenda):
-            self._agenda.discard((effect.ns, effect.key))
+        if not isinstance(effect, KvPut | KvDropped):
+            return
+        replaced = self._core.directory.replaced
+        before = None if replaced is None else replaced.expires_at
+        if isinstance(effect, KvPut) and effect.expires_at is not None:
+            self._agenda.add(effect.expires_at, (effect.ns, effect.key), before)
+        elif before is not None:
+            self._agenda.discard((effect.ns, effect.key), before)
+
+    def _ends(self, item: Key) -> int | None:
+        space = self._core.directory.namespaces.get(item[0])
+        row = None if space is None else space.row(item[1])
+        return None if row is None else row.expires_at
 
     def reset(self) -> None:
         """The directory was read from the log."""

@@ -33,7 +33,7 @@ class Timers:
     def __init__(self, core: Core, producers: Producers) -> None:
         self._core = core
         self._producers = producers
-        self._agenda = Agenda(core.clock)
+        self._agenda = Agenda(core.clock, self._due)
 
     async def call(self, ops: Sequence[TimerOp], producer: str | None) -> list[TimerResult]:
         """Schedule, move and cancel: one step for all. Raises Forbidden when a delay passes the horizon."""
@@ -90,9 +90,13 @@ class Timers:
     def observe(self, effect: Effect) -> None:
         """An effect was applied: a timer that is pending is on the agenda, and no other."""
         if isinstance(effect, TimerPut):
-            self._agenda.add(effect.due, (effect.queue, effect.key))
+            self._agenda.add(effect.due, (effect.queue, effect.key), self._core.directory.was_due)
         elif isinstance(effect, TimerDropped):
-            self._agenda.discard((effect.queue, effect.key))
+            self._agenda.discard((effect.queue, effect.key), self._core.directory.was_due)
+
+    def _due(self, item: tuple[str, str]) -> int | None:
+        state = self._core.directory.timers.get(item[0])
+        return None if state is None else state.due(item[1])
 
     def reset(self) -> None:
         """The directory was read from the log."""
