@@ -82,7 +82,7 @@ class Cipher:
         nonce, text = payload[len(_MAGIC) : len(_MAGIC) + _NONCE_BYTES], payload[len(_MAGIC) + _NONCE_BYTES :]
         try:
             return self._aead.decrypt(nonce, text, None)
-        except InvalidTag:
+        except (InvalidTag, ValueError):  # the latter is said of what was cut off inside the nonce
             raise QueenError(
                 "a payload was encrypted with another key than the broker has now, or is damaged",
                 code="encryption_key_wrong",

@@ -70,12 +70,13 @@ class Described(Struct, frozen=True):
 
 def _number(low: int, high: int, default: int | None = None) -> Schema:
     told = f"A number; what lies outside of {low} to {high} counts as the nearest of them."
-    return {"type": "number", "description": told} | ({} if default is None else {"default": default})
+    schema = {"anyOf": [{"type": "number"}, {"const": ""}], "description": told}
+    return schema if default is None else {**schema, "default": default}
 
 
 _TEXT: Schema = {"type": "string"}
-_FLAG: Schema = {"type": "boolean", "default": False}
-_TIME: Schema = {"type": "string", "description": "An ISO 8601 instant."}
+_FLAG: Schema = {"anyOf": [{"type": "boolean"}, {"enum": ["", "0", "1"]}], "description": "Empty is the default."}
+_TIME: Schema = {"type": "string", "description": "An ISO 8601 instant; empty is none."}
 _PAGE = {
     "limit": _number(1, limits.TRACES_PAGE_MAX, limits.TRACES_PAGE_DEFAULT),
     "offset": _number(0, (1 << 53) - 1, 0),

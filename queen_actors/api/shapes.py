@@ -310,7 +310,7 @@ class Fetch(Struct, rename="camel"):
 class ChangedEntry(Struct):
     queue: str
     since: Instant | None = None
-    after: str | None = None
+    after: Any = None  # what is no cursor of ours is answered in its entry
     limit: int | None = None
 
 

@@ -6,9 +6,11 @@ reply; its router is never asked, so that no path is decoded, merged or redirect
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import cast
 
 import trio
+from h11 import LocalProtocolError
 from hypercorn.typing import ASGIReceiveCallable, ASGIReceiveEvent, ASGISendCallable, ASGISendEvent, HTTPScope, Scope
 from quart import Response, request
 from quart_trio import QuartTrio
@@ -72,8 +74,9 @@ class Web:
         detail = "no WebSocket here; connect to /api/v1/ws with HTTP/1.1, as the first request or between two"
         reply = value_reply({"error": detail, "code": "no_such_route"}, 404)
         headers = [(name.encode(), value.encode()) for name, value in reply.headers.items()]
-        await send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
-        await send({"type": "websocket.http.response.body", "body": reply.body, "more_body": False})
+        with suppress(LocalProtocolError):  # the peer went on with what is no HTTP, and hypercorn has answered that
+            await send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
+            await send({"type": "websocket.http.response.body", "body": reply.body, "more_body": False})
 
 
 class _Exchange:

@@ -1,0 +1,1 @@
+"""Inputs that nobody would send, against the real server and against every decoder (I17)."""

@@ -1,0 +1,128 @@
+"""Inputs of every kind at the size of each change (larger by `python -m tests.fuzz`), and controls: a fault is seen."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from queen_actors.errors import BadRequest, InternalError
+
+from . import decoders, http, socket, target
+
+SEED = 20
+
+
+@pytest.mark.slow
+def test_requests_are_answered_as_described(tmp_path: Path) -> None:
+    """Good requests and bad ones for every route: no 5xx, no answer that the OpenAPI description does not have, bad
+    ones refused, and a consumer beside them unharmed."""
+    summary = http.fuzz(tmp_path, SEED, 500)
+    assert summary.violations == []
+    assert summary.inputs >= 500
+    assert summary.figures["bystander"] > 0
+    assert {"200", "400", "404"} <= set(summary.answers)
+
+
+@pytest.mark.slow
+def test_frames_harm_nobody(tmp_path: Path) -> None:
+    """Frames of every kind, whole and broken: connections end as the protocol has it, nothing is left behind, and a
+    consumer beside them is unharmed."""
+    summary = socket.fuzz(tmp_path, SEED, 600)
+    assert summary.violations == []
+    assert summary.inputs >= 600
+    assert summary.figures["bystander"] > 0
+    assert {"close 1002", "close 1007"} <= set(summary.answers)
+
+
+@pytest.mark.slow
+def test_decoders_raise_what_they_say() -> None:
+    """Ten seconds of bytes for everything that reads bytes."""
+    summary = decoders.fuzz(SEED, 10)
+    assert summary.violations == []
+    assert summary.figures["turns"] >= 1
+
+
+def test_every_decoder_reads_what_is_right(tmp_path: Path) -> None:
+    """The control of the decoders' inputs: each has one that is read, or else only refusals would be tried."""
+    for name, decoder in decoders.decoders(tmp_path).items():
+        read = 0
+        for data in decoder.seeds:
+            try:
+                decoder.call(data)
+                read += 1
+            except decoder.raises:
+                pass
+        assert read > 0, name
+
+
+def test_the_same_seed_makes_the_same_inputs(tmp_path: Path) -> None:
+    """What a violation names can be made again."""
+    for name, decoder in decoders.decoders(tmp_path).items():
+        assert decoders.make(Random(name), decoder) == decoders.make(Random(name), decoder)
+    assert socket.conversation(Random("1:2")) == socket.conversation(Random("1:2"))
+
+
+@pytest.mark.parametrize(
+    ("raised", "seen"),
+    [
+        (BadRequest("told"), False),
+        (BadRequest(""), True),
+        (InternalError("ours"), True),
+        (KeyError("odd"), True),
+        (RecursionError(), True),
+    ],
+)
+def test_a_decoder_that_raises_something_else_is_seen(raised: Exception, seen: bool) -> None:
+    """The control: an error that is none of the wire, one without words, one that would be a 500."""
+
+    def call(data: bytes) -> object:
+        raise raised
+
+    assert (decoders.wrong(decoders.Decoder(call, [b""]), b"") is not None) is seen
+
+
+@pytest.mark.parametrize(
+    ("message", "seen"),
+    [
+        ({"event": "welcome"}, False),
+        ({"id": 1, "ok": False, "status": 400, "error": {"error": "no"}}, False),
+        ({"id": 1, "ok": False, "status": 500, "error": {"error": "no"}}, True),
+        ({"event": "error", "status": 503, "error": {"error": "no"}}, True),
+        ({"id": 1, "ok": False, "status": 400}, True),
+        ({"more": 1}, True),
+        ([], True),
+    ],
+)
+def test_a_wrong_message_is_seen(message: object, seen: bool) -> None:
+    """The control: a 5xx, a refusal without its error, and what is neither a reply nor an event."""
+    text = json.dumps(message).encode()
+    upgraded = b"HTTP/1.1 101 Switching Protocols\r\n\r\n"
+    _, found = socket.judge(upgraded + bytes((0x81, len(text))) + text)
+    assert bool(found) is seen
+    assert socket.judge(b"HTTP/1.1 500 no\r\n\r\n")[1]
+    assert socket.judge(upgraded + b"\x88\x02\x03\xf3")[1]
+
+
+def test_a_harmed_bystander_complains(tmp_path: Path) -> None:
+    """The control: a server that ends under it is told, by the bystander and by who looks at what is left."""
+    rig = target.Target(tmp_path)
+    with rig:
+        while rig.delivered == 0:
+            time.sleep(0.01)
+        rig.kill_server()
+        while not rig.complaints:
+            time.sleep(0.01)
+    assert any("bystander" in text for text in rig.violations)
+    assert "the server ended" in rig.violations
+
+
+def test_a_traceback_in_the_log_is_seen(tmp_path: Path) -> None:
+    """The control: what the server wrote about a fault of its own is a violation."""
+    rig = target.Target(tmp_path)
+    with rig, (tmp_path / "server.log").open("a") as log:
+        log.write("Traceback (most recent call last):\n")
+    assert any("Traceback" in text for text in rig.violations)
