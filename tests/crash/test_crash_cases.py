@@ -58,7 +58,7 @@ class Broker:
 
     @contextmanager
     def client(self) -> Iterator[Client]:
-        with httpx.Client(base_url=f"http://127.0.0.1:{self.node.port}", trust_env=False) as http:
+        with httpx.Client(base_url=f"http://127.0.0.1:{self.node.port}", trust_env=False, timeout=60) as http:
             yield Client(http)
 
     def die_and_come_back(self) -> None:

@@ -76,7 +76,7 @@ def test_producer_and_consumer(url: str, start: Start) -> None:
 def test_the_consumer_takes_what_others_push(url: str, start: Start) -> None:
     """What the README pushes with curl goes to the same queue: a payload of another shape does not end the consumer."""
     item = {"queue": "orders", "partition": "customer-42", "payload": {"amount": 120}}
-    httpx.post(f"{url}/api/v1/push", json={"items": [item]}, trust_env=False).raise_for_status()
+    httpx.post(f"{url}/api/v1/push", json={"items": [item]}, trust_env=False, timeout=60).raise_for_status()
     consumer = start(url, "websocket_consumer.py", "--count", "1")
     assert lines(consumer) == ['shipped {"amount": 120} of customer-42']
 
@@ -85,7 +85,9 @@ def test_stopped_by_hand(url: str, start: Start) -> None:
     """Ctrl-C ends the examples that run until they are stopped, without a traceback."""
     for name in ("http_producer.py", "websocket_consumer.py"):
         process = start(url, name)
-        httpx.post(f"{url}/api/v1/push", json={"items": [{"queue": "orders", "payload": 1}]}, trust_env=False)
+        httpx.post(
+            f"{url}/api/v1/push", json={"items": [{"queue": "orders", "payload": 1}]}, trust_env=False, timeout=60
+        )
         assert process.stdout is not None
         assert process.stdout.readline()  # it is under way
         process.send_signal(signal.SIGINT)

@@ -56,7 +56,7 @@ def test_the_curl_commands_work(url: str) -> None:
     """Each call is a success, and the pop finds what was pushed."""
     calls = [shlex.split(line) for block in blocks("") for line in block.splitlines() if line.startswith("curl ")]
     assert len(calls) == 6
-    with httpx.Client(trust_env=False) as http:
+    with httpx.Client(trust_env=False, timeout=60) as http:
         for _, _, address, *data in calls:
             target = address.replace("localhost:6632", url)
             answer = http.post(target, content=data[1]) if data else http.get(target)

@@ -178,7 +178,7 @@ async def odd_bodies(queen: Queen) -> None:
     await queen.queue("o-odd").push([{"data": 1}])
     (message,) = await queen.queue("o-odd").group("o-odd").subscription_mode("all").pop()
     url = queen._config["urls"][0]
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         for body in (b"", b"{}", b"[]", b"null"):
             for path in (
                 f"/api/v1/lease/{message['leaseId']}/extend",

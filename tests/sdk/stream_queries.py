@@ -44,7 +44,7 @@ async def _kill_the_server(queen: Queen) -> None:
     """As a power cut would have it; somebody starts it again. Returns when it answers."""
     old = _server_pid()
     os.kill(old, signal.SIGKILL)
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         while True:
             await asyncio.sleep(0.05)
             try:
@@ -221,7 +221,7 @@ async def windows_and_reductions(queen: Queen) -> None:
 
 
 async def _pending(queen: Queen, queue: str, group: str) -> int:
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         answer = await client.get(f"{_url(queen)}/api/v1/resources/queues/{queue}/depth", params={"group": group})
     pending: int = answer.json()["pending"]
     return pending

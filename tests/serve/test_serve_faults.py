@@ -12,6 +12,7 @@ import h2.connection
 import pytest
 import trio
 import trio.testing
+from crash.stopwatch import Stopwatch
 from serve_kit import Peer, Running, server
 
 from queen_actors import limits
@@ -60,8 +61,10 @@ async def test_hostile_input_ends_its_own_connection_only(name: str) -> None:
         for _ in range(3):
             peer = await house.connect()
             await peer.send(HOSTILE[name]())
-            with trio.fail_after(5):
+            watch = Stopwatch()
+            with trio.fail_after(60):
                 await peer.end()
+            assert watch.seconds() < 5
             await peer.stream.aclose()
         assert not house.stopped.is_set()
         assert (await before.request("GET", "/health"))[0] == 200
@@ -119,11 +122,13 @@ async def test_a_peer_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPa
         other = await house.connect()
         peer = await stalled(house)
         assert (await other.request("GET", "/health"))[0] == 200
-        with trio.fail_after(5):
+        watch = Stopwatch()
+        with trio.fail_after(60):
             while house.broker.statistics().leases == 0:
                 await trio.testing.wait_all_tasks_blocked(0.05)
             await trio.sleep(0.4)  # the bound is on real time: it is the kernel that does not take the bytes
             received = await peer.end()
+        assert watch.seconds() < 5
         assert len(received) < 7_000_000
         assert (await other.request("GET", "/health"))[0] == 200
 
@@ -132,10 +137,11 @@ async def test_a_peer_that_does_not_read_does_not_hold_a_shutdown() -> None:
     """Fault (b): after the grace period its stream is closed under the shielded write."""
     async with server(shutdown_seconds=0.3) as house:
         peer = await stalled(house)
-        started = trio.current_time()
+        started, watch = trio.current_time(), Stopwatch()
         house.shutdown.set()
         await house.stopped.wait()
-        assert 0.25 < trio.current_time() - started < 1.3
+        assert trio.current_time() - started > 0.25
+        assert watch.seconds() < 1.3
         await peer.stream.aclose()
 
 

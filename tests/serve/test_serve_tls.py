@@ -90,7 +90,7 @@ async def test_http_2_is_spoken_to_who_asks_for_it_alone(chain: Chain) -> None:
     """By ALPN: a client of HTTP/2 gets it; one that offers both gets HTTP/1.1, which has the fast lane."""
     async with serve_kit.server(**chain.files) as house:
         for http1, version in ((False, "HTTP/2"), (True, "HTTP/1.1")):
-            async with httpx.AsyncClient(verify=chain.client, http1=http1, http2=True) as client:
+            async with httpx.AsyncClient(verify=chain.client, http1=http1, http2=True, timeout=60) as client:
                 reply = await client.post(f"https://localhost:{house.port}/api/v1/push", json=wanted(3))
                 assert (reply.status_code, reply.http_version, len(reply.json())) == (201, version, 3)
 
