@@ -115,11 +115,7 @@ def atomic_step(number: int, turn: int) -> Next:
             return "push", {"items": [item]}
         if isinstance(reply, list) or "messages" not in reply:
             if isinstance(reply, dict):
-                version = (
-                    reply["kv"]["results"][0]["version"]
-                    if "results" in reply.get("kv", {})
-                    else reply["kv"][0]["version"]
-                )
+                version = reply["results"][-1]["version"]
             return "pop", {"queue": queue, "partition": partition, "batch": 1}
         (message,) = reply["messages"]
         ack = {

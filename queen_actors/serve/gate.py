@@ -24,6 +24,11 @@ class Gate:
         self._claims: set[trio.CancelScope] = set()
         outbox.on_full = self._withdraw
 
+    @property
+    def open(self) -> bool:
+        """Would a claim be let through at once?"""
+        return not self.closed and not self._held and not self._outbox.full
+
     async def claim(self, ask: Callable[[], Awaitable[T]]) -> T | None:
         """What `ask` returns; None when the gate was closed before it had anything. `ask` must be safe to cancel."""
         while True:

@@ -44,6 +44,8 @@ class Pipeline:
         self._tell = tell
         self._waiting: deque[Decided] = deque()
         self._changed = trio.lowlevel.ParkingLot()
+        self.size = 0
+        """Bytes of the replies that wait."""
 
     async def decide(self, frame: Frame, request: Request) -> None:
         """Have the request decided; its reply is told later, or now if it waits for nothing. Whoever is cancelled in
@@ -57,6 +59,7 @@ class Pipeline:
         decided = Decided(frame, request, reply, later, trio.current_time() + limits.CALL_DEADLINE_SECONDS)
         if later.position:
             self._waiting.append(decided)
+            self.size += len(reply.body)
             if len(self._waiting) == 1:
                 self._changed.unpark_all()
         else:
@@ -101,6 +104,7 @@ class Pipeline:
         found: list[Decided] = []
         while self._waiting and goes(self._waiting[0]):
             found.append(self._waiting.popleft())
+            self.size -= len(found[-1].reply.body)
         return found
 
     def _revoke(self, failure: QueenError, lost: list[Decided]) -> None:

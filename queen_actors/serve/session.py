@@ -164,24 +164,26 @@ class Session:
             self._say(frame.id, frame.op, error_reply(unknown))
             return
         await self._place(len(frame.text))
-        if frame.op in ROUTES:
-            await self._decide(requests, frame)
+        waits = frame.op == "pop" and pop_timeout_ms(frame)
+        if frame.op in ROUTES or (frame.op == "pop" and not waits and self._gate.open):
+            await self._decide(requests, frame, work)
             return
         decided = trio.Event()
         requests.start_soon(self._answer, frame, work, decided)
         await trio.lowlevel.checkpoint()
-        if not decided.is_set() and not (frame.op == "pop" and pop_timeout_ms(frame)):
+        if not decided.is_set() and not waits:
             with self._pause():
                 await decided.wait()
 
-    async def _decide(self, requests: trio.Nursery, frame: Frame) -> None:
+    async def _decide(self, requests: trio.Nursery, frame: Frame, work: Work) -> None:
+        build = pop_request if frame.op == "pop" else ROUTES[frame.op]
         try:
-            await self._pipeline.decide(frame, ROUTES[frame.op](frame, self._headers))
+            await self._pipeline.decide(frame, build(frame, self._headers))
         except QueenError as error:
             self._done(frame)
             self._say(frame.id, frame.op, error_reply(error))
         except trio.Cancelled:  # the reader's time is over, and not that of what has been received
-            requests.start_soon(self._answer, frame, self._call, trio.Event())
+            requests.start_soon(self._answer, frame, work, trio.Event())
             raise
         self._taken += 1
         if self._taken % ROUND == 0:
@@ -225,7 +227,7 @@ class Session:
         return self._read_freely and self._paused_since == inf
 
     def _is_full(self, size: int) -> bool:
-        count, total = self._under_way, self._under_way_bytes + size
+        count, total = self._under_way, self._under_way_bytes + self._pipeline.size + size
         return (
             count >= limits.WS_PIPELINE or (count > 0 and total > limits.WS_PIPELINE_BYTES) or self._link.outbox.crowded
         )
