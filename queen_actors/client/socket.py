@@ -7,6 +7,7 @@ slow one of those is who share the line. One task writes, so that a caller who i
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Protocol, cast
@@ -127,6 +128,7 @@ class Line:
         self._welcomed = trio.Event()
         self._pending: dict[int, Pending] = {}
         self._asked = 0
+        self._said: deque[bytes] = deque()
         self._credit: dict[str, int] = {}
         self._outbox, self._to_send = trio.open_memory_channel[bytes | None](OUTBOX)
         self._running = trio.CancelScope()
@@ -272,14 +274,11 @@ class Line:
     # What goes
 
     def say(self, request: dict[str, Any], then: Callable[[dict[str, Any]], None] | None = None) -> None:
-        """Send a request as soon as can be; its reply is told to `then`. Does not wait."""
-        text = self._asking(request, Pending(trio.Event(), then))
-        try:
-            self._outbox.send_nowait(text)
-        except trio.WouldBlock:
-            self._break(ConnectionFailed("the broker takes no requests any more", sent=True))
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self._pending.pop(self._asked, None)
+        """Send a request, before any that `ask` sends from now on; its reply is told to `then`. Does not wait: a
+        member says no more than that it comes and goes."""
+        if not self.ended.is_set():
+            self._said.append(self._asking(request, Pending(trio.Event(), then)))
+            self._wake_writer()
 
     async def ask(self, request: dict[str, Any], seconds: float = ANSWER_SECONDS) -> dict[str, Any] | None:
         """The reply; None when the connection ended before it. Raises AnswerTimeout."""
@@ -308,14 +307,19 @@ class Line:
     def grant(self, name: str, messages: int) -> None:
         """Give a member's credit back; what gathers while a frame is written goes out as one."""
         self._credit[name] = self._credit.get(name, 0) + messages
+        self._wake_writer()
+
+    def _wake_writer(self) -> None:
         with suppress(trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
-            # no room: the writer looks at the credit by itself
+            # no room: it has work, and looks at what was said and at the credit by itself
             self._outbox.send_nowait(None)
 
     async def _send(self, connection: ws.WebSocketConnection) -> None:
         try:
             async with self._to_send:
                 async for frame in self._to_send:
+                    while self._said:
+                        await connection.send_message(self._said.popleft().decode())
                     if frame is not None:
                         await connection.send_message(frame.decode())
                     while self._credit:

@@ -339,3 +339,33 @@ async def test_a_talk_that_is_not_taken_in_time() -> None:
         await trio.sleep(1)
         assert len(peers) == 1
     assert len(asked) >= 4, "the first, then twice a subscribe and its end"
+
+
+async def test_who_comes_and_goes_passes_those_who_wait_to_be_heard() -> None:
+    """More requests wait to be sent than the connection takes at once: another subscription is opened and left all the
+    same, and nothing breaks."""
+    go = trio.Event()
+
+    async def talk(peer: Peer) -> None:
+        await peer.subscribed(1000)
+        await peer.send(delivery(*range(100)))
+        await go.wait()
+        await peer.read_to_the_end()
+
+    async with (
+        facing(talk) as (queen, peers),
+        queen.queue("q").subscribe(credit=10_000) as messages,
+        trio.open_nursery() as nursery,
+    ):
+        message = await messages.receive()
+        for _ in range(5000):
+            nursery.start_soon(message.ack)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.move_on_after(1):
+            async with queen.queue("r").subscribe():
+                pass
+        go.set()
+        await trio.sleep(0.1)
+        assert len(peers) == 1
+        assert messages.lost_reason(message) is None
+        nursery.cancel_scope.cancel()
