@@ -14,6 +14,8 @@ from faces import hold
 from msgspec import Struct
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+HEARTBEAT = {"QUEEN_ACTORS_HEARTBEAT_SECONDS": "3600"}
+"""The lean client answers no pings."""
 _PLAIN = str(Path(__file__).parent / "plain.py")
 
 
@@ -50,9 +52,9 @@ def started(command: Sequence[str], **environment: str) -> Generator[Process]:
 
 @contextmanager
 def broker(data: str | Path) -> Generator[Process]:
-    """`queen-actors serve` over a data directory. The lean client answers no pings, and is not asked."""
+    """`queen-actors serve` over a data directory."""
     command = [sys.executable, "-m", "queen_actors", "serve", "--port", "0", "--data", str(data)]
-    with started(command, QUEEN_ACTORS_HEARTBEAT_SECONDS="3600") as process:
+    with started(command, **HEARTBEAT) as process:
         yield process
 
 

@@ -249,12 +249,25 @@ class Socket:
         """The next event of this name; others are passed over."""
         while True:
             text = self._events.popleft() if self._events else await self._text()
-            reply = _REPLY.decode(text)
-            if reply.event == name:
+            if self._is_event(text, name):
                 return msgspec.json.decode(text)
-            if not reply.event:
-                hold(reply.ok, text)
-                hold(all(entry["success"] for entry in msgspec.json.decode(reply.body)), text)
+
+    async def events(self, name: str) -> list[Any]:
+        """The next event of this name, and those behind it that have come already."""
+        found = [await self.event(name)]
+        while self._events or self._texts:
+            text = self._events.popleft() if self._events else self._texts.popleft()
+            if self._is_event(text, name):
+                found.append(msgspec.json.decode(text))
+        return found
+
+    @staticmethod
+    def _is_event(text: bytes, name: str) -> bool:
+        reply = _REPLY.decode(text)
+        if not reply.event:
+            hold(reply.ok, text)
+            hold(all(entry["success"] for entry in msgspec.json.decode(reply.body)), text)
+        return reply.event == name
 
     async def _text(self) -> bytes:
         while not self._texts:

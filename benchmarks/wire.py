@@ -171,14 +171,15 @@ class PoppingConsumer:
 
 
 class SubscribedConsumer:
-    """Acks go out without waiting for their replies, which are checked as they come: the credit bounds how many."""
+    """What has come is taken together, and settled by one request, whatever partitions it is of. Acks go out without
+    waiting for their replies, which are checked as they come: the credit bounds how many."""
 
     def __init__(self, socket: Socket, group: str | None) -> None:
         self._socket = socket
         self._group = group
 
     async def receive(self) -> Sequence[Message]:
-        return _messages(await self._socket.event("messages"))
+        return [message for event in await self._socket.events("messages") for message in _messages(event)]
 
     async def ack(self, messages: Sequence[Message]) -> None:
         await self._socket.tell("ack", acknowledgments(messages, self._group))

@@ -174,10 +174,12 @@ class Subscription:
     def _credited(self) -> None:
         """There is more credit. A pop that waits asked for as much as there was; when it would ask for twice as much
         now, it asks again, so that a partition is not leased for the sake of the one message there was credit for."""
-        self._credit_came.unpark_all()
+        if not self._asked:
+            self._credit_came.unpark_all()
+            return
         if self.terms.auto_ack:  # which leases nothing, and must not be disturbed once it has committed
             return
-        if 0 < self._asked <= min(self.terms.batch, self._credit - self._unsettled) // 2:
+        if self._asked <= min(self.terms.batch, self._credit - self._unsettled) // 2:
             self._asking.cancel()
 
     def _take(self, reply: PopReply) -> list[Delivery]:

@@ -152,10 +152,19 @@ def render_gap(sub: str, partition: str, first: int, last: int) -> bytes:
     return encode(_Gap(sub, partition, first, last))
 
 
-@lru_cache(4096)
 def _about(sub: str, queue: str, partition: str, pid: int) -> bytes:
-    """What every `messages` event of the partition begins with: the fields of `_TailMessages` before the last."""
-    return encode(_TailMessages(sub, queue, partition, str(pid), []))[: -len(b',"messages":[]}')]
+    """What every `messages` event begins with: the fields of `_TailMessages` before the last, in their order."""
+    return b'{"event":"messages","sub":%b,"queue":%b,"partition":%b,"partitionId":"%d"' % (
+        _quoted(sub),
+        _quoted(queue),
+        encode(partition),
+        pid,
+    )
+
+
+@lru_cache(1024)
+def _quoted(name: str) -> bytes:
+    return encode(name)
 
 
 @lru_cache(256)
