@@ -6,7 +6,9 @@ read-only and checked, and only then given its name, which holds the CRC-32 of i
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -45,6 +47,7 @@ class Pace:
         self._done = 0
         self._stopped = False
         self._connection: duckdb.DuckDBPyConnection | None = None
+        self._interrupting = threading.Lock()
 
     def give_way(self, done: int = PIECE) -> None:
         """So many rows were worked on: with the end of a piece, others have their turn. Raises Interrupted."""
@@ -56,15 +59,16 @@ class Pace:
             time.sleep(self._sleep)
 
     def working_on(self, connection: duckdb.DuckDBPyConnection | None) -> None:
-        """Statements run on this connection now."""
-        self._connection = connection
+        """Statements run on this connection now. Before it is closed there is to be none: `stop` reaches for it."""
+        with self._interrupting:
+            self._connection = connection
 
     def stop(self) -> None:
-        """End the work as soon as may be; called from another thread."""
+        """End the work as soon as may be; called from another thread. Never raises: it is called while Trio cancels."""
         self._stopped = True
-        connection = self._connection
-        if connection is not None:
-            connection.interrupt()
+        with self._interrupting, contextlib.suppress(duckdb.Error):
+            if self._connection is not None:
+                self._connection.interrupt()
 
 
 class Meta(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -29,6 +29,7 @@ from .worker import Worker
 T = TypeVar("T")
 Evict = Callable[[Sequence[SealedRun]], None]
 
+EVICT_MESSAGES = 1_000  # told to be evicted at a time: a few milliseconds of Trio's thread
 SNAPSHOT_SEGMENTS = 64  # so many segments since the last snapshot call for the next, however small they are
 
 
@@ -104,8 +105,9 @@ class Upkeep:
         with trio.CancelScope(shield=True):  # short, and nobody would do it later
             if evict is not None:
                 for chunk in runs:
-                    evict(chunk)
-                    await trio.lowlevel.checkpoint()
+                    for piece in pieces(chunk):
+                        evict(piece)
+                        await trio.lowlevel.checkpoint()
             await self._run(partial(self._remove, [rolled.journal.path], "segment.journal_removed"))
 
     def snapshot_due(self) -> bool:
@@ -171,6 +173,7 @@ class Upkeep:
         try:
             yield connection
         except BaseException:
+            self._pace.working_on(None)
             connection.close()
             self._directory.remove_unfinished_builds()
             raise
@@ -227,6 +230,22 @@ class Upkeep:
                 faultpoints.passage(point)
         if paths:
             self._directory.ops.sync_directory(self._directory.path)
+
+
+def pieces(runs: Sequence[SealedRun]) -> Iterator[list[SealedRun]]:
+    """The runs, long ones in parts, with at most `EVICT_MESSAGES` messages at a time."""
+    piece: list[SealedRun] = []
+    room = EVICT_MESSAGES
+    for run in runs:
+        first = run.first
+        while run.last - first >= room:
+            yield [*piece, msgspec.structs.replace(run, first=first, last=first + room - 1)]
+            first, piece, room = first + room, [], EVICT_MESSAGES
+        if first <= run.last:
+            piece.append(msgspec.structs.replace(run, first=first))
+            room -= run.last - first + 1
+    if piece:
+        yield piece
 
 
 def _translated(call: Callable[[], T]) -> T:

@@ -32,7 +32,8 @@ class Worker:
         self, call: Callable[[], T], *, hurry: Callable[[], None] | None = None, then: Callable[[], None] | None = None
     ) -> T:
         """What `call` returns or raises. It is always run, and always waited for: a cancellation in the meantime is
-        delivered at the caller's next checkpoint, and `hurry` is called so that long work can end itself sooner.
+        delivered at the caller's next checkpoint, and `hurry`, which must not raise, is called so that long work can
+        end itself sooner.
         `then` is called in Trio's thread when it has returned: a turn of the event loop before the caller goes on."""
 
         def abort(_: object) -> trio.lowlevel.Abort:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 
+import duckdb
 import pytest
 import trio
 from msgspec.structs import replace
@@ -23,7 +24,7 @@ from queen_actors.domain.effects import (
     TimerPut,
     TracePut,
 )
-from queen_actors.errors import DataDirectoryError
+from queen_actors.errors import DataDirectoryError, Unavailable
 from queen_actors.limits import TRACE_SECONDS
 from queen_actors.ports import SealedRun
 from queen_actors.storage import DurableStore, compaction, segments
@@ -347,3 +348,36 @@ async def test_what_retention_removed_is_remembered_for_its_window(tmp_path: pat
     await upkeep(store).take_snapshot()
     assert await told() == {}
     await store.close()
+
+
+async def test_a_stop_while_failed_work_is_tidied_up(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work that failed has closed its DuckDB connection; a cancellation that comes then has nothing to interrupt, and
+    does not raise: it would leave the tasks of the cancelled nursery running for ever."""
+    store, _ = await opened(tmp_path / "data")
+    await store.commit([entry(1_000, queue())])
+    stopped: list[bool] = []
+
+    def tidy_up() -> None:
+        upkeep(store).stop()
+        stopped.append(True)
+
+    monkeypatch.setattr(upkeep(store)._directory, "remove_unfinished_builds", tidy_up)
+
+    def fail(*_: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(segments, "build", fail)
+    with pytest.raises(Unavailable, match="no room"):
+        await store.seal()
+    assert stopped == [True]
+    await store.close()
+
+
+def test_an_interruption_of_a_closed_connection_is_none() -> None:
+    """Whoever stops the work cannot know whether its connection is still open."""
+    pace, connection = segments.Pace(), duckdb.connect()
+    pace.working_on(connection)
+    connection.close()
+    pace.stop()
+    with pytest.raises(segments.Interrupted):
+        pace.give_way()
