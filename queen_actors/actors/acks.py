@@ -111,6 +111,11 @@ class Acks:
                 found.add(("partition", f"{queue}\x00{partition.name}"))
         return found
 
+    def loaded(self, acks: Sequence[Ack]) -> Loaded | None:
+        """What a decision on these acks needs, if all of it is in memory already."""
+        found = Loaded({}, {})
+        return found if not acks or self._missing(acks, found) == ({}, {}) else None
+
     async def load(self, acks: Sequence[Ack]) -> Loaded:
         """Bring into memory what a decision on these acks needs; nothing awaits between its return and the decision."""
         loaded = Loaded({}, {})

@@ -52,15 +52,25 @@ class Coordinator:
             return rules.EMPTY
         transaction = rules.fenced(transaction)
         acks = [step for step in transaction.steps if isinstance(step, Ack)]
-        async with self._core.turns.hold(self._participants(transaction, acks)):
-            await self._core.log.reloaded()
-            loaded = await self._acks.load(acks)
-            draft = Draft(self._core)
-            reply = self._decide(draft, transaction, acks, loaded)
-            if isinstance(reply, Committed):
-                with self._acks.ending("seek" if transaction.positions and not acks else "settled"):
-                    self._core.commit(draft)
-        await self._core.log.durable()
+        core = self._core
+        loaded = None if core.log.reloading or core.turns.busy else self._acks.loaded(acks)
+        if loaded is not None:  # there is nothing to wait for, so that it is over before anybody could be in the way
+            reply = self._step(transaction, acks, loaded)
+        else:
+            async with core.turns.hold(self._participants(transaction, acks)):
+                await core.log.reloaded()
+                loaded = await self._acks.load(acks)
+                reply = self._step(transaction, acks, loaded)
+        await core.log.durable()
+        return reply
+
+    def _step(self, transaction: Transaction, acks: Sequence[Ack], loaded: Loaded) -> TransactionReply:
+        """Decide and, unless it is refused, commit, in one go."""
+        draft = Draft(self._core)
+        reply = self._decide(draft, transaction, acks, loaded)
+        if isinstance(reply, Committed):
+            with self._acks.ending("seek" if transaction.positions and not acks else "settled"):
+                self._core.commit(draft)
         return reply
 
     def _participants(self, transaction: Transaction, acks: Sequence[Ack]) -> set[Key]:

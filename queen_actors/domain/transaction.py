@@ -72,6 +72,8 @@ def fenced(transaction: Transaction) -> Transaction:
     named.update(step.lease_id for step in transaction.steps if isinstance(step, Ack) and step.lease_id)
     if len(named) != 1:
         return transaction
+    if all(step.lease_id for step in transaction.steps if isinstance(step, Ack)):
+        return transaction
     (lease,) = named
     steps = tuple(
         replace(step, lease_id=lease) if isinstance(step, Ack) and not step.lease_id else step
