@@ -77,10 +77,10 @@ async def test_a_wake_up_does_not_look_at_everybody(kind: str) -> None:
     waiters = Waiters()
     for number in range(15_000):
         parked(waiters, **({"queue": "q", "partition": f"p{number}"} if kind == "partition" else {kind: f"n{number}"}))
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(1000):
         waiters.wake(queue("q", "x", "y"), "none")
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 def test_an_index_serves_round_robin() -> None:

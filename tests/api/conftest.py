@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from queen_actors.api import Api, Reply, Request
 from queen_actors.broker import Broker, running
@@ -63,7 +64,9 @@ def client_of() -> Callable[[Broker], Client]:
 
 
 @pytest.fixture
-async def client(autojump_clock: trio.testing.MockClock) -> AsyncIterator[Client]:
+async def client() -> AsyncIterator[Client]:
+    """Of a module that says `VIRTUAL_TIME = True`."""
+    assert isinstance(trio.lowlevel.current_clock(), trio.testing.MockClock)
     settings = Settings(data=None)
     async with running(MemoryStore(), settings) as broker:
         yield Client(Api(broker, settings), broker)

@@ -18,6 +18,8 @@ from queen_actors.storage.memory import MemoryStore
 if TYPE_CHECKING:
     from conftest import Client
 
+VIRTUAL_TIME = True
+
 ROUTE = "/api/v1/ephemeral"
 
 

@@ -11,6 +11,8 @@ import trio
 if TYPE_CHECKING:
     from conftest import Client
 
+VIRTUAL_TIME = True
+
 
 async def test_push_pop_ack(client: Client) -> None:
     """The round of every consumer: 201 with one entry per item, 200 with a lease, 200 with one entry per ack, 204."""

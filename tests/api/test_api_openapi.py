@@ -16,6 +16,7 @@ from queen_actors.api.openapi import document, path_of
 from queen_actors.api.routes import TABLE
 from queen_actors.wire.frames import encode
 
+VIRTUAL_TIME = True
 DOCUMENT: dict[str, Any] = json.loads(encode(document(TABLE)))
 
 

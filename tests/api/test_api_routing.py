@@ -24,6 +24,8 @@ from queen_actors.errors import (
     Unavailable,
 )
 
+VIRTUAL_TIME = True
+
 GET = {"op": "get", "ns": "n", "key": "k"}
 BODIES = {
     "/api/v1/kv": [GET],

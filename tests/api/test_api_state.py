@@ -13,6 +13,8 @@ import trio
 if TYPE_CHECKING:
     from conftest import Client
 
+VIRTUAL_TIME = True
+
 
 def b64(value: Any) -> str:
     return base64.b64encode(json.dumps(value).encode()).decode()

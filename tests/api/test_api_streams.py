@@ -16,6 +16,8 @@ from queen_actors.storage.memory import MemoryStore
 if TYPE_CHECKING:
     from conftest import Client
 
+VIRTUAL_TIME = True
+
 SEP = "\u001f"
 
 

@@ -47,7 +47,7 @@ async def test_a_cancelled_call_is_waited_for_and_hurried() -> None:
     worker = Worker("test")
     hurried = threading.Event()
     with trio.move_on_after(0.01) as scope:
-        assert await worker.run(lambda: hurried.wait(10), hurry=hurried.set)
+        assert await worker.run(lambda: hurried.wait(60), hurry=hurried.set)
         await trio.lowlevel.checkpoint()
     assert scope.cancelled_caught
     worker.stop()
@@ -85,7 +85,7 @@ def test_a_worker_outlives_the_loop_that_left_it() -> None:
     trio.run(main)
     trio.run(main)
     worker.stop()
-    worker._thread.join(5)
+    worker._thread.join(60)
     assert not worker._thread.is_alive()
 
 
