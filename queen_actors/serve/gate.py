@@ -29,10 +29,16 @@ class Gate:
         """Would a claim be let through at once?"""
         return not self.closed and not self._held and not self._outbox.full
 
-    async def claim(self, ask: Callable[[], Awaitable[T]]) -> T | None:
-        """What `ask` returns; None when the gate was closed before it had anything. `ask` must be safe to cancel."""
+    async def claim(self, ask: Callable[[], Awaitable[T]], *, patient: bool = True) -> T | None:
+        """What `ask` returns; None when the gate was closed before it had anything. `ask` must be safe to cancel.
+
+        None also for who is not `patient` while the gate is held: the reader that waits for him would never see the
+        pong by which it opens.
+        """
         while True:
             while self._held and not self.closed:
+                if not patient:
+                    return None
                 await self._open.park()
             if not self.closed:
                 await self._outbox.room()

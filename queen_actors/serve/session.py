@@ -281,7 +281,7 @@ class Session:
 
         self._pops += 1
         try:
-            reply = await self._gate.claim(ask)
+            reply = await self._gate.claim(ask, patient=timeout > 0)
         finally:
             self._pops -= 1
         return NO_CONTENT if reply is None else reply

@@ -74,7 +74,7 @@ def _damaged_frame(random: Random) -> bytes:
     return damaged(random, _good(random))
 
 
-def _noise(random: Random) -> bytes:
+def noise(random: Random) -> bytes:
     return random.randbytes(random.choice((1, 2, 10, 300)))
 
 
@@ -144,7 +144,7 @@ KINDS = (
     (_value, 2),
     (_damaged_text, 4),
     (_damaged_frame, 4),
-    (_noise, 2),
+    (noise, 2),
     (_fragments, 3),
     (_broken_order, 2),
     (_broken_head, 3),
@@ -155,7 +155,8 @@ KINDS = (
 _MAKERS, _WEIGHTS = zip(*KINDS, strict=True)
 
 
-def _handshake(random: Random) -> bytes:
+def handshake(random: Random) -> bytes:
+    """A good request for the WebSocket."""
     key = base64.b64encode(random.randbytes(16)).decode()
     lines = [
         "GET /api/v1/ws HTTP/1.1",
@@ -166,16 +167,16 @@ def _handshake(random: Random) -> bytes:
         "Sec-WebSocket-Version: 13",
         "Sec-WebSocket-Protocol: queen.v1",
     ]
-    data = "\r\n".join(lines).encode() + b"\r\n\r\n"
-    if random.random() < 0.1:
-        data = damaged(random, data)
-    return data
+    return "\r\n".join(lines).encode() + b"\r\n\r\n"
 
 
 def conversation(random: Random) -> tuple[bytes, list[bytes]]:
     """What one connection sends: its handshake, and its inputs."""
+    opening = handshake(random)
+    if random.random() < 0.1:
+        opening = damaged(random, opening)
     makers = random.choices(_MAKERS, _WEIGHTS, k=random.randint(1, INPUTS_MOST))
-    return _handshake(random), [make(random) for make in makers]
+    return opening, [make(random) for make in makers]
 
 
 def fuzz(directory: Path, seed: int, inputs: int) -> Summary:
@@ -197,7 +198,7 @@ async def _connections(port: int, seed: int, inputs: int, summary: Summary) -> N
             random = Random(f"{seed}:{number}")
             opening, sent = conversation(random)
             summary.inputs += len(sent)
-            ending, wrong = await _one(port, opening, sent, random)
+            ending, wrong = await converse(port, opening, sent, random)
             summary.answers[ending] += 1
             summary.violations += [f"connection {number} of seed {seed}: {text}" for text in wrong]
 
@@ -206,7 +207,7 @@ async def _connections(port: int, seed: int, inputs: int, summary: Summary) -> N
             nursery.start_soon(work)
 
 
-async def _one(port: int, opening: bytes, sent: list[bytes], random: Random) -> tuple[str, list[str]]:
+async def converse(port: int, opening: bytes, sent: list[bytes], random: Random) -> tuple[str, list[str]]:
     """Have one conversation; how it ended, and what was wrong."""
     stream = await trio.open_tcp_stream("127.0.0.1", port)
     received = bytearray()

@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import trio
 
 from queen_actors.errors import BadRequest, InternalError
 
@@ -126,3 +127,17 @@ def test_a_traceback_in_the_log_is_seen(tmp_path: Path) -> None:
     with rig, (tmp_path / "server.log").open("a") as log:
         log.write("Traceback (most recent call last):\n")
     assert any("Traceback" in text for text in rig.violations)
+
+
+def test_a_refused_upgrade_that_goes_on(tmp_path: Path) -> None:
+    """A WebSocket that is asked for where there is none, by peers that send frames at once: each is refused, and the
+    server says nothing about a fault."""
+    with target.Target(tmp_path) as rig:
+        for number in range(40):
+            random = Random(number)
+            opening = socket.handshake(random).replace(b"/api/v1/ws", b"/api/v1/elsewhere")
+            sent = [socket.noise(random) for _ in range(5)]
+            ending, wrong = trio.run(socket.converse, rig.port, opening, sent, random)
+            assert wrong == []
+            assert ending in ("refused 404", "refused 400", "cut off")
+    assert rig.violations == []

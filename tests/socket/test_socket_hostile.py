@@ -270,3 +270,19 @@ async def test_hundreds_of_connections_leave_nothing(watched: House) -> None:
         await (peer.stream.aclose() if n % 2 else peer.close())
     await trio.sleep(1)
     assert watched.broker.statistics().leases == 1
+
+
+async def test_a_pop_of_a_peer_that_does_not_answer_pings(hall: House) -> None:
+    """A peer whose pong is late gets nothing more; a pop of it that does not wait is answered with nothing, instead of
+    stopping the reader, which would never see the pong, nor the end of the connection: it is dropped like any other
+    that is dead, and what it had leased is free."""
+    pusher = await hall.peer()
+    await pusher.ask("push", items=items("q", 1))
+    dead = await hall.peer(answers_pings=False)
+    await dead.ask("subscribe", sub="s", queue="q", leaseSeconds=3)
+    await dead.event("messages")
+    await trio.sleep(5)  # a ping is out, and the lease would have run out
+    assert (await dead.ask("pop", queue="q"))["status"] == 204
+    await trio.sleep(60)
+    assert dead.closed is not None or dead.ended.is_set()
+    assert len((await pusher.ask("pop", queue="q"))["body"]["messages"]) == 1
