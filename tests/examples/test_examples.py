@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SECONDS = 60.0
+SECONDS = 120.0
 Start = Callable[..., "subprocess.Popen[str]"]
 
 

@@ -13,7 +13,7 @@ from server_process import free_port
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = {"queen-actors": [sys.executable, "-m", "queen_actors"], "python": [sys.executable]}
-SECONDS = 60.0
+SECONDS = 120.0
 
 
 def test_the_procfile(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from queen_actors.config import PREFIX, Settings
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
-SECONDS = 60.0
+SECONDS = 120.0
 
 
 def blocks(language: str) -> list[str]:
