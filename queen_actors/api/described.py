@@ -51,6 +51,8 @@ class Body(Struct, frozen=True):
 
     of: Any
     required: bool = True
+    empty: bool = False
+    """`[]` and `null` count as an empty object."""
     binary: bool = False
     """Also in the binary form (`application/x-queen-push`)."""
 
@@ -74,6 +76,11 @@ def _number(low: int, high: int, default: int | None = None) -> Schema:
     return schema if default is None else {**schema, "default": default}
 
 
+def _wait(high: int) -> Schema:
+    told = f"With `wait`, a number of milliseconds up to {high}, by default {limits.POP_WAIT_MS_DEFAULT}; else ignored."
+    return {"description": told}
+
+
 _TEXT: Schema = {"type": "string"}
 _FLAG: Schema = {"anyOf": [{"type": "boolean"}, {"enum": ["", "0", "1"]}], "description": "Empty is the default."}
 _TIME: Schema = {"type": "string", "description": "An ISO 8601 instant; empty is none."}
@@ -86,7 +93,7 @@ _POP: Mapping[str, Schema] = {
     "batch": _number(1, limits.POP_BATCH_MAX, limits.POP_BATCH_DEFAULT),
     "partitions": _number(1, limits.POP_PARTITIONS_MAX),
     "wait": _FLAG,
-    "timeout": _number(1, limits.POP_WAIT_MS_MAX, limits.POP_WAIT_MS_DEFAULT),
+    "timeout": _wait(limits.POP_WAIT_MS_MAX),
     "autoAck": _FLAG,
     "leaseSeconds": _number(0, 10**9, 0),
     "subscriptionMode": {"type": "string", "description": "`all`, `new` or `new-only`."},
@@ -169,7 +176,7 @@ _MESSAGES: Mapping[str, Described] = {
         "messages", "Settle many messages, or one.", {200: ack.SETTLED}, body=Body(AnyOf((ack.BATCH, ack.ONE)))
     ),
     "POST /api/v1/lease/:lease/extend": Described(
-        "messages", "Hold a lease for longer.", {200: s.Extended}, body=Body(s.Seconds, required=False)
+        "messages", "Hold a lease for longer.", {200: s.Extended}, body=Body(s.Seconds, required=False, empty=True)
     ),
     "GET /api/v1/messages": Described(
         "messages",
@@ -218,14 +225,14 @@ _MESSAGES: Mapping[str, Described] = {
         "dead letters",
         "Push a dead letter again.",
         {200: s.Replayed},
-        body=Body(s.Redirect, required=False),
+        body=Body(s.Redirect, required=False, empty=True),
         refusals={404: s.Gone},
     ),
     "POST /api/v1/messages/:partition/*transaction/retry": Described(
         "dead letters",
         "Push the dead letter of a message again.",
         {200: s.Replayed},
-        body=Body(s.Redirect, required=False),
+        body=Body(s.Redirect, required=False, empty=True),
         refusals={404: s.Gone},
     ),
     "DELETE /api/v1/messages/:partition/*transaction": Described(
@@ -342,14 +349,14 @@ _ADMIN: Mapping[str, Described] = {
         "groups",
         "Move a group's cursors.",
         {200: s.Sought},
-        body=Body(s.Seek, required=False),
+        body=Body(s.Seek, required=False, empty=True),
         refusals={404: s.SeekNotFound},
     ),
     "POST /api/v1/consumer-groups/*group/queues/*queue/partitions/*partition/seek": Described(
         "groups",
         "Move a group's cursor of one partition.",
         {200: s.Sought},
-        body=Body(s.Seek, required=False),
+        body=Body(s.Seek, required=False, empty=True),
         refusals={404: s.SeekNotFound},
     ),
     "POST /api/v1/consumer-groups/*group/subscription": Described(
@@ -422,7 +429,7 @@ _REST: Mapping[str, Described] = {
             "group": _TEXT,
             "batch": _number(1, limits.EPHEMERAL_ITEMS, 1),
             "wait": _FLAG,
-            "timeout": _number(0, limits.EPHEMERAL_WAIT_MS_MAX, limits.POP_WAIT_MS_DEFAULT),
+            "timeout": _wait(limits.EPHEMERAL_WAIT_MS_MAX),
             "autoAck": _FLAG,
         },
     ),

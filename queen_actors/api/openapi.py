@@ -127,7 +127,10 @@ def _query_parameters(described: Described) -> list[Schema]:
 
 
 def _request_body(body: Body, schemas: Schemas) -> Schema:
-    content: dict[str, Any] = {_JSON: {"schema": schemas.of(body.of)}}
+    schema = schemas.of(body.of)
+    if body.empty:
+        schema = {"anyOf": [schema, {"type": "array", "maxItems": 0}, {"type": "null"}]}
+    content: dict[str, Any] = {_JSON: {"schema": schema}}
     if body.binary:
         content[CONTENT_TYPE] = {"schema": {"description": "The binary form, whose layout the SDKs know."}}
     return {"required": body.required, "content": content}
