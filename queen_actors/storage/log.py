@@ -95,7 +95,7 @@ class Log:
         ops, rolled = self.directory.ops, list(tail.kept)
         try:
             self._writer = JournalWriter.create(ops, self.directory.journal_path(tail.position), tail.position)
-            self.directory.note_position(tail.position, tail.position, flush=True)
+            self._note(tail.position)
         except OSError as error:
             # A full disk has no room for a new journal, and what is there can still be read: the last one goes on
             if error.errno not in FULL or not rolled or self._writer is not None:
@@ -123,7 +123,7 @@ class Log:
                 raise StorageFull(f"The disk that holds {path} is full: there is no room for a new journal.") from error
             raise StorageFailed(f"Beginning a new journal file failed: {error}.") from error
         try:
-            self.directory.note_position(writer.position, writer.position, flush=True)
+            self._note(writer.position)
             writer.finish()
         except OSError as error:
             fresh.close()
@@ -131,6 +131,15 @@ class Log:
         self._writer = fresh
         self.dirty_since = None
         self.upkeep.rolled.append(Rolled(JournalFile(writer.first, writer.path), writer.position, writer.end))
+
+    def _note(self, position: int) -> None:
+        """Write down that the newest journal begins behind `position`. On a full disk the note before stays, which is
+        still true: some file systems need room even for what they overwrite. Raises OSError."""
+        try:
+            self.directory.note_position(position, position, flush=True)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
 
     async def close(self, healthy: bool) -> None:
         """Let go of everything, writing down where the log ends if it is known."""
