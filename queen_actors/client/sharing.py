@@ -100,6 +100,7 @@ class SocketStream:
                 if failures >= bound:
                     raise
                 log.warning("%s is connected again: %s", self._talk.about, error)
+            self._failure = None
             with trio.move_on_after(self._retry.pause_after(failures)):
                 await self._until_stopped()
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
+from functools import partial
 
 import jwt
 import pytest
@@ -483,7 +484,8 @@ async def test_a_broker_that_stops_is_told_when_it_does_not_come_back() -> None:
 
 
 async def test_a_slow_handler_stays_connected() -> None:
-    """A61: a handler that takes many heartbeats neither blocks the pings nor loses its lease."""
+    """A61: a handler that takes many heartbeats neither blocks the pings nor loses its lease, nor those of the messages
+    that wait here for their turn."""
     async with served(heartbeat_seconds=0.2) as server, connect(server.url) as queen:
         await queen.queue("q").push(list(range(200)))
         async with queen.queue("q").subscribe(group="g", lease_seconds=1) as messages:
@@ -491,7 +493,73 @@ async def test_a_slow_handler_stays_connected() -> None:
             await trio.sleep(1.5)
             assert messages.lost_reason(message) is None
             assert await message.ack()
+            await trio.sleep(5)
+            assert await messages.ack(await messages.receive_batch(1000))
     assert len(server.sockets) == 1
+
+
+@both
+async def test_a_lost_lease_cancels_its_handler(opens: Opens) -> None:
+    """Before it can ack: somebody moves the group, and the message comes again to the same consumer."""
+    async with opens() as queen, trio.open_nursery() as nursery:
+        await queen.queue("q").push([1, 2])
+        began: list[int] = []
+        ended: list[int] = []
+
+        async def handle(message: Message) -> None:
+            began.append(message.data)
+            await trio.sleep(10)
+            ended.append(message.data)
+
+        nursery.start_soon(partial(queen.queue("q").consume, handler=handle, group="g", workers=2))
+        await trio.sleep(5)
+        assert began == [1]
+        await queen.seek("g", "q", timestamp="2020-01-01T00:00:00Z")
+        await trio.sleep(1)
+        assert (began, ended) == ([1, 1], [])
+        await trio.sleep(30)
+        assert (began, ended) == ([1, 1, 2], [1, 2])
+        nursery.cancel_scope.cancel()
+
+
+@both
+async def test_tasks_share_a_subscription(opens: Opens) -> None:
+    """Several tasks iterate one subscription with as many workers: everything once, each partition in its order."""
+    async with opens() as queen:
+        for number in range(120):
+            await queen.queue("q").partition(f"p{number % 5}").push(number)
+        seen: dict[str, list[int]] = {}
+        busy: set[str] = set()
+
+        async def work(messages: Subscription) -> None:
+            async for message in messages:
+                assert message.partition not in busy
+                busy.add(message.partition)
+                await trio.sleep(0.01)
+                busy.discard(message.partition)
+                seen.setdefault(message.partition, []).append(message.data)
+                await message.ack()
+                if sum(map(len, seen.values())) == 120:
+                    nursery.cancel_scope.cancel()
+
+        subscription = queen.queue("q").subscribe(group="g", workers=3)
+        with trio.fail_after(60):
+            async with subscription as messages, trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(work, messages)
+        assert seen == {f"p{first}": list(range(first, 120, 5)) for first in range(5)}
+
+
+@both
+async def test_leaving_a_watch_with_unread_changes_is_prompt(opens: Opens) -> None:
+    """A61 for a watch, which is bounded by nobody's credit."""
+    async with opens() as queen:
+        async with queen.kv.watch("ns", prefix="k") as changes:
+            for number in range(50):
+                await queen.kv.put("ns", f"k{number}", "x" * 10_000, forever=True)
+            await changes.receive()
+            started = trio.current_time()
+        assert trio.current_time() - started < 0.5
 
 
 async def test_a_refused_socket_is_told_at_once() -> None:

@@ -13,7 +13,7 @@ from queen_actors.client import ProtocolError, PushError, Retry, serving
 from queen_actors.errors import NotFound
 
 QUEUED = {"index": 0, "message_id": "m", "transaction_id": "t", "queueName": "orders", "status": "queued", "offset": 17}
-POPPED = {
+POPPED: dict[str, Any] = {
     "success": True,
     "queue": "orders",
     "partition": "p1",
@@ -171,7 +171,7 @@ async def test_a_popped_message_settles_itself() -> None:
 
 async def test_many_acks_go_in_one_request_for_each_group() -> None:
     """The verdicts come back in the order of the messages; one refusal makes the whole false."""
-    one = {**POPPED["messages"][0]}  # type: ignore[dict-item]
+    one = {**POPPED["messages"][0]}
     two, three = {**one, "transactionId": "t1", "consumerGroup": "h"}, {**one, "transactionId": "t2"}
     transport = FakeTransport(answer([SETTLED, REFUSED]), answer([SETTLED]), answer([SETTLED]))
     async with serving(transport) as queen:
@@ -201,7 +201,7 @@ async def test_leases_are_renewed_once_each() -> None:
     gone = {"leaseId": "L2", "success": False, "renewed": 0, "newExpiresAt": None}
     held = {"leaseId": "L1", "success": True, "renewed": 1, "newExpiresAt": "later"}
     transport = FakeTransport(answer(held), answer(gone), answer(held))
-    message = POPPED["messages"][0]  # type: ignore[index]
+    message = POPPED["messages"][0]
     async with serving(transport) as queen:
         results = await queen.renew([message, {**message, "leaseId": "L2"}, message], 90)
         assert [bool(one) for one in results] == [True, False]

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from itertools import pairwise
 
 import pytest
 import trio
@@ -132,6 +133,10 @@ async def hang_up(peer: Peer) -> None:
     await peer.take_request()
 
 
+async def hang_up_at_once(peer: Peer) -> None:
+    """Before the request is there: the client's own write breaks."""
+
+
 async def speak_something_else(peer: Peer) -> None:
     await peer.stream.send_all(b"SSH-2.0-OpenSSH\r\n\r\n")
     await peer.read_to_the_end()
@@ -148,7 +153,7 @@ async def break_the_framing(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize(
-    "script", [busy, hang_up, speak_something_else, hang_up_after_the_handshake, break_the_framing]
+    "script", [busy, hang_up, hang_up_at_once, speak_something_else, hang_up_after_the_handshake, break_the_framing]
 )
 async def test_a_peer_that_is_none_is_given_up_within_bounds(script: Script) -> None:
     """Each attempt fails at once, not at a timeout, and there are as many as allowed."""
@@ -358,7 +363,7 @@ async def test_who_comes_and_goes_passes_those_who_wait_to_be_heard() -> None:
         trio.open_nursery() as nursery,
     ):
         message = await messages.receive()
-        for _ in range(5000):
+        for _ in range(1500):
             nursery.start_soon(message.ack)
         await trio.testing.wait_all_tasks_blocked()
         with trio.move_on_after(1):
@@ -369,3 +374,25 @@ async def test_who_comes_and_goes_passes_those_who_wait_to_be_heard() -> None:
         assert len(peers) == 1
         assert messages.lost_reason(message) is None
         nursery.cancel_scope.cancel()
+
+
+async def test_pauses_before_connecting_again_grow_and_are_jittered() -> None:
+    """Twice as long each time, down to three quarters of that, up to the bound: a crowd does not come back at once."""
+    retry = Retry(pause=0.2, longest=5.0)
+    for failures, longest in ((1, 0.2), (2, 0.4), (3, 0.8), (5, 3.2), (6, 5.0), (50, 5.0)):
+        pauses = [retry.pause_after(failures) for _ in range(200)]
+        assert longest * 0.75 <= min(pauses) < longest * 0.85
+        assert longest * 0.9 < max(pauses) <= longest
+    came: list[float] = []
+
+    async def hang_up_again(peer: Peer) -> None:
+        came.append(trio.current_time())
+        if len(came) == 1:
+            await peer.subscribed()
+
+    async with facing(hang_up_again) as (queen, _), queen.queue("q").subscribe() as messages:
+        with pytest.raises(ConnectionFailed):
+            await messages.receive()
+    assert len(came) == 8, "eight in a row after one that was good"
+    between = [later - earlier for earlier, later in pairwise(came)]
+    assert all(0.75 * 0.01 * 2**at <= pause <= 0.01 * 2**at + 0.001 for at, pause in enumerate(between)), between

@@ -79,7 +79,7 @@ def test_a_text_without_a_unit_is_no_duration(value: str) -> None:
 def test_what_is_no_duration_is_refused(value: object) -> None:
     """A bool is no number of seconds."""
     with pytest.raises(TypeError):
-        seconds_of(value)  # type: ignore[arg-type]
+        seconds_of(value)  # type: ignore[arg-type]  # it is wrong on purpose
 
 
 def test_a_lifetime_is_whole_seconds_and_never_shorter_than_asked() -> None:
