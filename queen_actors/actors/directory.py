@@ -20,6 +20,8 @@ from queen_actors.domain.partition import (
     packed_cursors,
     packed_name,
     packed_new,
+    packed_oldest,
+    packed_tail,
     packed_with_cursor,
     packed_with_recent,
     packed_with_run,
@@ -337,17 +339,35 @@ class Directory:
 
     # -- passivation -----------------------------------------------------------------------------------------------
 
-    def passivate(self, pids: Iterable[int]) -> int:
-        """Pack away those of the partitions that are idle; returns how many."""
+    def passivate(self, pids: Iterable[int], *, light: bool = False) -> int:
+        """Pack away those of the partitions that are idle, or `light` at least; returns how many."""
         count = 0
         for pid in pids:
             partition = self.active.get(pid)
-            if partition is not None and partition.idle:
+            if partition is not None and (partition.idle or (light and partition.light)):
                 self.packed.put(pid, partition.pack())
                 del self.active[pid]
                 self.queue_of(partition).partitions.rest(partition.name)
                 count += 1
         return count
+
+    def evict(self, pid: int, last: int) -> None:
+        """The partition's messages up to `last` lie in segments now: drop their payloads, packed or not."""
+        active, packed = self.active.get(pid), self.packed.get(pid)
+        if active is not None:
+            active.evict(last)
+        elif packed is not None and packed_tail(packed):
+            partition = PartitionState.unpack(pid, packed)
+            partition.evict(last)
+            self.packed.put(pid, partition.pack())
+
+    def prune(self, pid: int, packed: bytes, before: Callable[[int], int]) -> None:
+        """Forget what a packed partition remembers from before the instant that `before` gives for its queue."""
+        found = packed_oldest(packed)
+        if found is not None and found[1] < (since := before(found[0])):
+            partition = PartitionState.unpack(pid, packed)
+            partition.prune(since)
+            self.packed.put(pid, partition.pack())
 
     def forget_sessions(self) -> list[fx.CursorPut]:
         """Leases that lived with connections of a broker that is gone: what it takes to give them back

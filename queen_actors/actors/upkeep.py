@@ -6,12 +6,13 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from copy import copy
+from functools import cache
 from typing import Any, TypeVar
 
 import trio
 
 from queen_actors.domain.effects import Appended, CursorDropped, CursorPut, Effect, PartitionPut, SealedRun
-from queen_actors.domain.partition import PartitionState, window_of
+from queen_actors.domain.partition import PartitionState, packed_tail, window_of
 from queen_actors.values import SECOND
 
 from .core import Core
@@ -23,6 +24,13 @@ PRUNE = 60 * SECOND
 """How often the index window of a partition in use is pruned: what is outdated is at most this much more."""
 STEP = 2000
 """How many actors are looked at before others may run: a few milliseconds."""
+
+MOST_ACTIVE = 50_000
+"""Partitions unpacked at a time, about; more than a kilobyte each. A push brings each one of its own back: 10 us."""
+MESSAGE_COST, PARTITION_COST = 250, 800
+"""Bytes that a message takes in memory beyond its payload, and a partition that is there for its messages' sake."""
+SWEPT_PAGES = 4
+"""How many pages of packed partitions are swept at a time: of a million each one every 20 minutes."""
 
 SLIM_BYTES, SLIM_RATIO = 1 << 16, 400
 """A table is copied when it is larger than this, and takes so many bytes for each of its entries."""
@@ -48,6 +56,8 @@ class Upkeep:
         self._cached_bytes = 0
         self._used: OrderedDict[int, int] = OrderedDict()
         """When each active partition was last used, least recently used first."""
+        self._page = -1
+        """The page of packed partitions that was swept last."""
         self._windows: OrderedDict[int, int] = OrderedDict()
         """When the index window of each partition that gets messages is to be pruned next, soonest first."""
 
@@ -57,8 +67,16 @@ class Upkeep:
             pid, now = effect.pid, self._core.directory.last_instant
             self._used[pid] = now
             self._used.move_to_end(pid)
+            if len(self._used) > MOST_ACTIVE:
+                self._relieve()
             if pid not in self._windows and isinstance(effect, Appended):
                 self._windows[pid] = now + PRUNE
+
+    def _relieve(self) -> None:
+        """More partitions are in use than are to be in memory: the least recently used one makes room."""
+        pid, _ = self._used.popitem(last=False)
+        self._core.directory.passivate((pid,), light=True)
+        self._windows.pop(pid, None)
 
     def _use(self, pid: int) -> None:
         self._used[pid] = self._core.clock.now()
@@ -76,22 +94,29 @@ class Upkeep:
     def evict(self, runs: Sequence[SealedRun]) -> None:
         """The store has sealed these messages: they stay in memory while the cache has room, oldest seal out first."""
         for run in runs:
-            partition = self._core.directory.active.get(run.pid)
-            if partition is None:
-                continue  # deleted, or packed away: nothing of it is in memory
-            found = partition.in_memory(run.first, run.last - run.first + 1, 1 << 62) or ()
-            size = sum(len(record.payload) + 200 for record in found)
+            size = self._size(run)
+            if not size:
+                continue  # deleted, or packed away without its messages: nothing of it is in memory
             self._cached.append((run, size))
             self._cached_bytes += size
         while self._cached and self._cached_bytes > self._core.settings.record_cache_bytes:
             self._drop_oldest()
 
+    def _size(self, run: SealedRun) -> int:
+        """Bytes that the messages of a run take in memory."""
+        directory = self._core.directory
+        partition = directory.active.get(run.pid)
+        if partition is None:
+            packed = directory.packed.get(run.pid)
+            return 0 if packed is None else packed_tail(packed)
+        found = partition.in_memory(run.first, run.last - run.first + 1, 1 << 62) or ()
+        return sum(len(record.payload) + MESSAGE_COST for record in found) + (PARTITION_COST if found else 0)
+
     def _drop_oldest(self) -> None:
         run, size = self._cached.popleft()
         self._cached_bytes -= size
-        partition = self._core.directory.active.get(run.pid)
-        if partition is not None:
-            partition.evict(run.last)
+        self._core.directory.evict(run.pid, run.last)
+        if run.pid in self._core.directory.active:
             self._used.setdefault(run.pid, self._core.clock.now())
 
     async def run(self) -> None:
@@ -101,6 +126,9 @@ class Upkeep:
             self._prune()
             await trio.lowlevel.checkpoint()
             while self.passivate():
+                await trio.lowlevel.checkpoint()
+            for _ in range(SWEPT_PAGES):
+                self._sweep()
                 await trio.lowlevel.checkpoint()
 
     def _prune(self) -> None:
@@ -117,6 +145,19 @@ class Upkeep:
                 self._prune_one(partition)
                 if partition.remembers:
                     self._windows[pid] = now + PRUNE
+
+    def _sweep(self) -> None:
+        """The packed ones of the next page, in turns: their windows end while nobody uses them."""
+        directory = self._core.directory
+        self._page = directory.packed.after(self._page)
+        now = self._core.clock.now()
+
+        @cache
+        def before(qid: int) -> int:
+            return now - window_of(directory.queues[directory.queue_names[qid]].options)
+
+        for pid, packed in directory.packed.page(self._page):
+            directory.prune(pid, packed, before)
 
     def _prune_one(self, partition: PartitionState) -> None:
         window = window_of(self._core.directory.queue_of(partition).options)

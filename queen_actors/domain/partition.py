@@ -16,6 +16,10 @@ from .effects import CursorPut, PartitionPut, QueueOptions, Recent, Record, Seal
 from .recents import PAGE_BYTES, Recents, oldest, row_of
 
 
+LIGHT = 16
+"""Messages with which a partition may be packed: unpacking them is to cost little more than an append."""
+
+
 class PushItem(Struct, frozen=True, gc=False):
     """One message to append. `payload` is JSON text; without `txn` the broker uses the id that it mints, and without
     `id` it mints one. `timer_key` only when a timer fires."""
@@ -264,24 +268,33 @@ class PartitionState:
         """Nothing of it needs memory but what `pack` keeps."""
         return not self.tail and self.index.small
 
+    @property
+    def light(self) -> bool:
+        """Is it little enough to be packed together with its messages, when memory is short?"""
+        return len(self.tail) <= LIGHT and self.index.small
+
     def pack(self) -> bytes:
-        """The whole state in as few bytes as it takes; only of an `idle` one."""
+        """The whole state in as few bytes as it takes; only of one that is `idle` or `light`."""
         name, rows = self.name.encode("utf-8", "surrogatepass"), self.index.rows
         cursors = _packer.encode(list(self.cursors.values())) if self.cursors else b""
+        tail = _packer.encode(self.tail) if self.tail else b""
         head = _HEAD.pack(
-            self.qid, self.created_at, self.log_start, self.next_offset, self.last_ts, len(name), len(rows)
+            self.qid, self.created_at, self.log_start, self.next_offset, self.last_ts, len(name), len(rows), len(tail)
         )
-        return b"".join((head, name, rows, cursors))
+        return b"".join((head, name, rows, tail, cursors))
 
     @classmethod
     def unpack(cls, pid: int, packed: bytes) -> PartitionState:
         """The inverse of `pack`."""
-        qid, created_at, log_start, next_offset, last_ts, name, rows = _HEAD.unpack_from(packed)
+        qid, created_at, log_start, next_offset, last_ts, name, rows, tail = _HEAD.unpack_from(packed)
         rows_at = _HEAD.size + name
         self = cls(pid, qid, packed_name(packed), created_at, log_start)
         self.next_offset, self.last_ts = next_offset, last_ts
         if rows:
             self.index = Recents(packed[rows_at : rows_at + rows])
+        if tail:
+            self.tail = _unpacker_of_tail.decode(memoryview(packed)[rows_at + rows : rows_at + rows + tail])
+            self.txns = {record.txn: record.offset for record in self.tail}
         self.cursors = {cursor.group: cursor for cursor in packed_cursors(packed)}
         return self
 
@@ -289,37 +302,37 @@ class PartitionState:
 def packed_new(put: PartitionPut) -> bytes:
     """A partition as it was created, packed."""
     name = put.name.encode("utf-8", "surrogatepass")
-    return _HEAD.pack(put.qid, put.created_at, put.log_start, put.log_start, 0, len(name), 0) + name
+    return _HEAD.pack(put.qid, put.created_at, put.log_start, put.log_start, 0, len(name), 0, 0) + name
 
 
 def packed_with_run(packed: bytes, run: SealedRun) -> bytes:
     """`restore_run` of a packed partition."""
-    qid, created_at, log_start, next_offset, last_ts, name, rows = _HEAD.unpack_from(packed)
+    qid, created_at, log_start, next_offset, last_ts, *sizes = _HEAD.unpack_from(packed)
     next_offset, last_ts = max(next_offset, run.last + 1), max(last_ts, run.last_ts)
-    return _HEAD.pack(qid, created_at, log_start, next_offset, last_ts, name, rows) + packed[_HEAD.size :]
+    return _HEAD.pack(qid, created_at, log_start, next_offset, last_ts, *sizes) + packed[_HEAD.size :]
 
 
 def packed_with_recent(packed: bytes, message: Recent) -> bytes | None:
     """`restore_recent` of a packed partition, or None when it is too much for a packed one."""
-    *fields, name, rows = _HEAD.unpack_from(packed)
+    *fields, name, rows, tail = _HEAD.unpack_from(packed)
     if rows >= PAGE_BYTES:
         return None
     row, end = row_of(message), _HEAD.size + name + rows
-    head = _HEAD.pack(*fields, name, rows + len(row))
+    head = _HEAD.pack(*fields, name, rows + len(row), tail)
     return b"".join((head, packed[_HEAD.size : end], row, packed[end:]))
 
 
 def packed_with_cursor(packed: bytes, cursor: CursorPut) -> bytes:
     """`put_cursor` of a packed partition."""
-    *_, name, rows = _HEAD.unpack_from(packed)
+    *_, name, rows, tail = _HEAD.unpack_from(packed)
     cursors = {known.group: known for known in packed_cursors(packed)} | {cursor.group: cursor}
-    return packed[: _HEAD.size + name + rows] + _packer.encode(list(cursors.values()))
+    return packed[: _HEAD.size + name + rows + tail] + _packer.encode(list(cursors.values()))
 
 
 def packed_cursors(packed: bytes) -> list[CursorPut]:
     """The groups' cursors in a packed partition."""
-    *_, name, rows = _HEAD.unpack_from(packed)
-    at = _HEAD.size + name + rows
+    *_, name, rows, tail = _HEAD.unpack_from(packed)
+    at = _HEAD.size + name + rows + tail
     return _unpacker.decode(memoryview(packed)[at:]) if at < len(packed) else []
 
 
@@ -328,15 +341,22 @@ def packed_name(packed: bytes) -> str:
     return packed[_HEAD.size : _HEAD.size + _NAME.unpack_from(packed, _NAME_AT)[0]].decode("utf-8", "surrogatepass")
 
 
-def packed_oldest(packed: bytes) -> int | None:
-    """When the first message that a packed partition remembers was appended, or None when it remembers none."""
-    *_, name, rows = _HEAD.unpack_from(packed)
-    return oldest(packed, _HEAD.size + name) if rows else None
+def packed_oldest(packed: bytes) -> tuple[int, int] | None:
+    """The queue of a packed partition, and when the first message of its index was appended; None without one."""
+    qid, *_, name, rows, _ = _HEAD.unpack_from(packed)
+    return (qid, oldest(packed, _HEAD.size + name)) if rows else None
 
 
-_HEAD = Layout("<QQQQQHI")
-"""qid, created_at, log_start, next_offset, last_ts, bytes of the name, bytes of the index; behind them the name, the
-index' rows, and the cursors as a msgpack array, or nothing when there are none."""
+def packed_tail(packed: bytes) -> int:
+    """The bytes that the messages take with which a partition was packed."""
+    size: int = _HEAD.unpack_from(packed)[-1]
+    return size
+
+
+_HEAD = Layout("<QQQQQHII")
+"""qid, created_at, log_start, next_offset, last_ts, bytes of the name, of the index, of the tail; behind them the name,
+the index' rows, the tail and the cursors as msgpack arrays, or nothing where there are none."""
 _NAME, _NAME_AT = Layout("<H"), 40
 _packer = msgspec.msgpack.Encoder()
+_unpacker_of_tail: msgspec.msgpack.Decoder[list[Record]] = msgspec.msgpack.Decoder(list[Record])
 _unpacker: msgspec.msgpack.Decoder[list[CursorPut]] = msgspec.msgpack.Decoder(list[CursorPut])

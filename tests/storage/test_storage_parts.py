@@ -13,10 +13,12 @@ import trio
 from storage_kit import Workload, queue
 
 from queen_actors.domain.effects import Appended, DeadLetterPut, QueueDropped, TracePut
+from queen_actors.ports import SealedRun
 from queen_actors.storage import schema
 from queen_actors.storage.directory import DataDirectory, file_checksum
 from queen_actors.storage.fileops import FileOps
 from queen_actors.storage.reader import RunIndex
+from queen_actors.storage.upkeep import EVICT_MESSAGES, pieces
 from queen_actors.storage.worker import Worker
 
 
@@ -62,7 +64,7 @@ async def test_an_idle_worker_keeps_nothing_alive() -> None:
     worker = Worker("test")
     thing = Thing()
     gone = weakref.ref(thing)
-    await worker.run(lambda held=thing: None)  # type: ignore[misc]
+    await worker.run(lambda held=thing: None)  # type: ignore[misc]  # mypy cannot infer a default
     del thing
     await worker.run(lambda: None)
     for _ in range(100):
@@ -177,3 +179,17 @@ def test_an_index_of_a_million_partitions_is_small() -> None:
     assert run is not None
     assert run.start == 20
     assert index.first_at(5, 26) is None
+
+
+def test_long_runs_are_told_in_pieces() -> None:
+    """What is to be evicted comes with a bounded number of messages at a time, each once and in order."""
+    runs = [SealedRun(1, 5, 5, 0, 9), SealedRun(2, 0, 2 * EVICT_MESSAGES + 10, 0, 9), SealedRun(3, 7, 900, 0, 9)]
+    runs += [SealedRun(pid, 0, 0, 0, 9) for pid in range(4, 3_000)]
+    told = list(pieces(runs))
+    assert [(run.pid, offset) for piece in told for run in piece for offset in range(run.first, run.last + 1)] == [
+        (run.pid, offset) for run in runs for offset in range(run.first, run.last + 1)
+    ]
+    sizes = [sum(run.last - run.first + 1 for run in piece) for piece in told]
+    assert max(sizes) == EVICT_MESSAGES
+    assert len(sizes) < 10
+    assert list(pieces([])) == []
