@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import trio
 
-from .campaign import kills
+from .campaign import kills, points
+from .disk import disk
 from .network import network
 from .pauses import clock, pauses
 from .power import cuts
@@ -37,9 +38,13 @@ class Column(NamedTuple):
 
 COLUMNS = {
     "kills": Column(kills, 100, "so many deaths by SIGKILL under load, half of them at named points of the log's work"),
+    "points": Column(points, 1, "a death at each named point of the log's work, so many times"),
     "power": Column(cuts, 20, "so many power cuts: what was not flushed to the disk is gone"),
     "clock": Column(clock, 10, "so many jumps of the wall clock, of an hour and more, under load"),
     "pauses": Column(pauses, 6, "so many pauses of the whole process (SIGSTOP), many longer than every lease"),
+    "disk": Column(
+        disk, 60, "so many disk faults: damage at rest in every file, and full and failing disks under load"
+    ),
     "network": Column(network, 300, "so many clients that connect and drop, and a network fault for each ten of them"),
 }
 

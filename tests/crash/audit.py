@@ -41,5 +41,5 @@ def audit(history: History, *, drained: bool = False) -> list[str]:
 def _judge_statuses(history: History) -> Iterator[str]:
     """Nothing in the load is malformed, and a broker that lives can always do it."""
     for call in history.calls:
-        if call.status is not None and call.status >= 300:
+        if call.status is not None and call.status >= 300 and call.status not in history.refusals:
             yield f"round {call.round}: {call.op} was answered {call.status} {call.answer}"

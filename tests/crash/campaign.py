@@ -70,6 +70,8 @@ class Campaign:
         self.chance = self.world.random
         self.directory = directory
         self.node = self.make_node(**settings_of(self.chance))
+        self.may_have_ended = False
+        """Whether what happened to it is reason enough to have ended by itself."""
 
     # -- what others do differently --------------------------------------------------------------------------------
 
@@ -104,6 +106,8 @@ class Campaign:
             self.summary.violations.append(f"it could not be read: {lost}; it said: {self.node.said()[-2000:]}")
         finally:
             self.node.close()
+            if "Traceback" in self.node.said():
+                self.summary.violations.append(f"it told a traceback: {self.node.said()[-4000:]}")
             self.summary.count(self.world.history)
             self.world.history.save(self.directory / "history.jsonl")
 
@@ -163,10 +167,11 @@ class Campaign:
 
     async def _die(self, fault: str | None) -> None:
         if fault is None:
+            self.may_have_ended = False
             await self.trouble()
             if self.node.kill():
                 self.summary.counts[self.death] += 1
-            else:
+            elif not self.may_have_ended:
                 self.summary.violations.append(f"it ended by itself: {self.node.said()[-2000:]}")
             return
         await trio.to_thread.run_sync(self.node.wait, FAULT_SECONDS)
@@ -213,10 +218,10 @@ class Campaign:
 Make = Callable[[Path, int, Summary], Campaign]
 
 
-async def stories(make: Make, directory: Path, summary: Summary, rounds: int, *, points: bool = False) -> None:
+async def stories(make: Make, directory: Path, summary: Summary, rounds: int, *, points: float = 0.0) -> None:
     """About so many rounds, over fresh data directories with other limits each; stops at the first violation.
 
-    With `points` half of the rounds die at named points, all of them in turn.
+    `points`: which share of the rounds dies at named points, all of them in turn.
     """
     chance = random.Random(summary.seed)
     names: list[str] = []
@@ -225,7 +230,8 @@ async def stories(make: Make, directory: Path, summary: Summary, rounds: int, *,
         length = min(PER_DIRECTORY, rounds - summary.counts["rounds"])
         if points and len(names) < len(POINTS):
             names += chance.sample(POINTS, len(POINTS))
-        chosen, names = names[: length // 2], names[length // 2 :]
+        share = round(length * points)
+        chosen, names = names[:share], names[share:]
         place = directory / f"{number}"
         place.mkdir()
         began = time.monotonic()
@@ -237,5 +243,20 @@ async def stories(make: Make, directory: Path, summary: Summary, rounds: int, *,
 async def kills(directory: Path, seed: int, count: int) -> Summary:
     """SIGKILL at any moment, and deaths at named points of the log's work."""
     summary = Summary("kills", seed)
-    await stories(Campaign, directory, summary, count, points=True)
+    await stories(Campaign, directory, summary, count, points=0.5)
+    return summary
+
+
+async def points(directory: Path, seed: int, passes: int) -> Summary:
+    """Every named point so often; one that was not reached is tried again, and in the end told."""
+    summary = Summary("points", seed)
+    chance = random.Random(seed)
+    for number in range(4 * passes):
+        left = [point for point in POINTS if summary.points[point] < passes]
+        if not left or summary.violations:
+            break
+        place = directory / f"{number}"
+        place.mkdir()
+        await Campaign(place, chance.getrandbits(32), summary).run(len(left), left)
+    summary.violations += [f"{point} was never reached" for point in POINTS if not summary.points[point]]
     return summary

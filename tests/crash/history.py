@@ -14,6 +14,9 @@ READER = -1
 """The worker number of what is read back between a start and the next load."""
 
 
+FULL = 507
+
+
 class Call(msgspec.Struct):
     """One request. Its effect, if it had one, lies between `sent` and `answered` (monotonic seconds)."""
 
@@ -33,8 +36,8 @@ class Call(msgspec.Struct):
 
     @property
     def unknown(self) -> bool:
-        """It may have had its effect, or not."""
-        return self.status is None or self.status >= 500
+        """It may have had its effect, or not. A full disk (507) is said before anything happens."""
+        return self.status is None or (self.status >= 500 and self.status != FULL)
 
     @property
     def reading(self) -> bool:
@@ -47,6 +50,8 @@ class History:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.round = 0
+        self.refusals: frozenset[int] = frozenset()
+        """Statuses by which the broker may refuse, its disk being what it is."""
 
     def begin(self, worker: int, op: str, body: Any) -> Call:
         call = Call(self.round, worker, op, body, time.monotonic())

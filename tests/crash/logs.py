@@ -54,6 +54,8 @@ class Logs:
     # -- gathering -------------------------------------------------------------------------------------------------
 
     def _ask(self, call: Call) -> None:
+        if not call.acknowledged and not call.unknown:
+            return
         if call.op == "push":
             items = call.body["items"]
         elif call.op == "transaction" and not refused(call):

@@ -99,5 +99,5 @@ async def cuts(directory: Path, seed: int, count: int, ignore: str = "") -> Summ
     except NoCompiler as error:
         summary.not_run.append(f"power cuts: {error}")
         return summary
-    await stories(partial(PowerCampaign, shim=shim, ignore=ignore), directory, summary, count, points=True)
+    await stories(partial(PowerCampaign, shim=shim, ignore=ignore), directory, summary, count, points=0.5)
     return summary
