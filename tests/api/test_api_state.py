@@ -94,7 +94,7 @@ async def test_the_first_seed_example(client: Client) -> None:
     )
     (permit,) = answer["results"]
     assert (permit["acquired"], permit["slot"], permit["guard"]["key"]) == (True, 0, "daily-report#0")
-    bundle = {
+    bundle: dict[str, Any] = {
         "operations": [{"type": "push", "items": [{"queue": "reports", "payload": {"day": 1}, "transactionId": "r1"}]}],
         "requiredLeases": [],
         "kv": [permit["guard"]],
@@ -108,7 +108,7 @@ async def test_the_first_seed_example(client: Client) -> None:
         "/api/v1/locks", [{"op": "release", "name": "daily-report", "token": permit["token"]}]
     )
     assert answer["results"] == [{"index": 0, "op": "release", "name": "daily-report", "released": True, "slot": 0}]
-    bundle["operations"][0]["items"][0]["transactionId"] = "r2"  # type: ignore[index]
+    bundle["operations"][0]["items"][0]["transactionId"] = "r2"
     status, lost = await client.post("/api/v1/transaction", bundle)
     assert (status, lost["success"], lost["reason"], lost["failedIndex"], lost["kvReason"], lost["value"]) == (
         200, False, "kv_precondition", 1, "absent", None,

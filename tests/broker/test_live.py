@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import trio
 from broker_kit import SECOND, push, started
 from trio.testing import MockClock
@@ -20,7 +22,9 @@ from queen_actors.domain.watch import WatchTerms
 from queen_actors.storage import store_of
 
 
-async def test_a_wake_up_of_a_tail_costs_what_changed(autojump_clock: MockClock) -> None:
+async def test_a_wake_up_of_a_tail_costs_what_changed(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However many partitions the queue has: a push to two of them looks at those two."""
     async with started() as broker:
         await broker.push([PushItem("q", f"p{number}", b"0") for number in range(5000)])
@@ -29,7 +33,12 @@ async def test_a_wake_up_of_a_tail_costs_what_changed(autojump_clock: MockClock)
         directory = broker._core.directory
         looked: list[int] = []
         peek = directory.peek
-        directory.peek = lambda pid: looked.append(pid) or peek(pid)  # type: ignore[method-assign, func-returns-value]
+
+        def watched(pid: int) -> Any:
+            looked.append(pid)
+            return peek(pid)
+
+        monkeypatch.setattr(directory, "peek", watched)
         await push(broker, "a", partition="p17")
         await push(broker, "b", partition="p42")
         found = await tail.next()

@@ -473,5 +473,5 @@ async def test_a_reader_of_segments_sees_only_what_is_durable(autojump_clock: Mo
         assert seen[0] is None or seen[0].status == "processing"
         await trio.sleep(1)
         assert txns(await pop(broker)) == []
-        assert isinstance((await broker.kv([put("z")]))[0], WriteResult)  # type: ignore[index]
+        assert isinstance((await broker.kv([put("z")]))[0], WriteResult)  # type: ignore[index]  # one op: results
         assert records(reply)[0].txn == "m"

@@ -126,7 +126,7 @@ async def test_expired_keys_are_swept(autojump_clock: MockClock) -> None:
         await trio.sleep(0.5)
         await broker.kv([Put("ns", "renewed", b"2", 5 * SECOND), Put("ns", "kept", b"1", None)])
         await trio.sleep(0.6)
-        (result,) = await broker.kv([Get("ns", "k7")])  # type: ignore[misc]
+        (result,) = await broker.kv([Get("ns", "k7")])  # type: ignore[misc]  # one op: results
         assert getattr(result, "row", 0) is None
         await trio.sleep(0.5)
         assert len(broker._core.directory.namespaces["ns"]) == 2
@@ -219,8 +219,8 @@ async def test_a_lifetime_is_kept_over_a_restart(autojump_clock: MockClock, wall
     clock = TrioClock(last + wall * SECOND)
     async with running(store.reopen(), clock=clock) as broker:
         assert broker.clock.now() > last - 10
-        (result,) = await broker.kv([Get("ns", "k")])  # type: ignore[misc]
+        (result,) = await broker.kv([Get("ns", "k")])  # type: ignore[misc]  # one op: results
         assert (getattr(result, "row", None) is not None) == (wall <= 0)
         await trio.sleep(11)
-        (result,) = await broker.kv([Get("ns", "k")])  # type: ignore[misc]
+        (result,) = await broker.kv([Get("ns", "k")])  # type: ignore[misc]  # one op: results
         assert getattr(result, "row", 0) is None

@@ -23,6 +23,7 @@ from trio_websocket import ConnectionClosed, HandshakeError, WebSocketConnection
 from websockets.exceptions import ConnectionClosed as WebSocketsClosed
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
+from websockets.typing import Subprotocol
 
 from queen_actors.broker import Broker, running
 from queen_actors.config import Settings
@@ -121,7 +122,7 @@ async def test_websockets_library_in_a_thread(server: Server) -> None:
     """The same from an independent client: subprotocol, fragments, ping and pong, closing."""
 
     def talk() -> None:
-        with connect(server.url, subprotocols=["queen.v1"], open_timeout=60, close_timeout=60) as client:  # type: ignore[list-item]
+        with connect(server.url, subprotocols=[Subprotocol("queen.v1")], open_timeout=60, close_timeout=60) as client:
             assert client.subprotocol == "queen.v1"
             assert json.loads(client.recv(60))["event"] == "welcome"
             text = json.dumps({"id": 1, "op": "push", "items": items("q", "é" * 1000)})
@@ -161,7 +162,7 @@ async def test_websockets_library_is_refused(server: Server) -> None:
 
     def talk() -> tuple[int, bytes | None]:
         with pytest.raises(InvalidStatus) as refused:
-            connect(server.url, subprotocols=["mqtt"], open_timeout=60)  # type: ignore[list-item]
+            connect(server.url, subprotocols=[Subprotocol("mqtt")], open_timeout=60)
         return refused.value.response.status_code, refused.value.response.body
 
     status, body = await trio.to_thread.run_sync(talk)

@@ -359,7 +359,7 @@ async def test_op_ping_is_answered_by_a_pong(hall: House) -> None:
     assert pongs == [{"event": "pong"}, {"event": "pong"}, {"event": "pong", "id": 7}, {"event": "pong", "id": "x"}]
 
 
-async def test_pings_of_the_client_are_answered(hall: House) -> None:
+async def test_pings_of_the_client_are_answered(hall: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """Liveness is checked both ways: a WebSocket ping gets its pong."""
     peer = await hall.peer()
     seen: list[bytes] = []
@@ -370,7 +370,7 @@ async def test_pings_of_the_client_are_answered(hall: House) -> None:
             seen.append(bytes(event.payload))
         await take(event)
 
-    peer._take = watch  # type: ignore[method-assign]
+    monkeypatch.setattr(peer, "_take", watch)
     await peer.raw(peer._ws.send(Ping(payload=b"are you there")))
     await peer.ask("credit", sub="none", add=1)
     assert seen == [b"are you there"]

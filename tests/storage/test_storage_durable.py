@@ -7,6 +7,8 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import duckdb
 import pytest
@@ -53,8 +55,8 @@ class SnapshotsAtEverySeal(DurableStore):
             await self._open.upkeep.take_snapshot()
 
 
-async def opened(path: pathlib.Path, **options: object) -> tuple[DurableStore, Model]:
-    store, model = DurableStore(str(path), **options), Model()  # type: ignore[arg-type]
+async def opened(path: pathlib.Path, **options: Any) -> tuple[DurableStore, Model]:
+    store, model = DurableStore(str(path), **options), Model()
     await store.open(model)
     return store, model
 
@@ -220,8 +222,8 @@ async def test_age_rolls_the_journal(tmp_path: pathlib.Path) -> None:
     told: list[SealedRun] = []
     sealed = trio.Event()
 
-    def evict(runs: object) -> None:
-        told.extend(runs)  # type: ignore[call-overload]
+    def evict(runs: Sequence[SealedRun]) -> None:
+        told.extend(runs)
         sealed.set()
 
     async with trio.open_nursery() as nursery:
@@ -283,13 +285,13 @@ async def test_upkeep_that_fails_is_tried_again(tmp_path: pathlib.Path, monkeypa
     store, _ = await opened(tmp_path, ops=ops, roll_seconds=0.01)
     build, sealed, attempts = segments.build, trio.Event(), 0
 
-    def sometimes(*arguments: object) -> object:
+    def sometimes(*arguments: Any) -> object:
         nonlocal attempts
         attempts += 1
         if attempts < 3:
             (tmp_path / "segment-1.duckdb.tmp").write_text("half")
             raise duckdb.OutOfMemoryException("failed to allocate")
-        return build(*arguments)  # type: ignore[arg-type]
+        return build(*arguments)
 
     monkeypatch.setattr(segments, "build", sometimes)
     async with trio.open_nursery() as nursery:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import trio
 from contract import StoreContract
@@ -53,13 +55,13 @@ async def test_a_full_disk_refuses_and_lets_go_again() -> None:
 
 
 @pytest.mark.parametrize(("fate", "kept"), [("kept", 2), ("lost", 1)])
-async def test_a_failed_commit_ends_the_store(fate: str, kept: int) -> None:
+async def test_a_failed_commit_ends_the_store(fate: Literal["kept", "lost"], kept: int) -> None:
     """After a commit of unknown outcome everything is refused; the entries are durable, or not, as was asked for."""
     faults = Faults()
     store = MemoryStore(retain=True, faults=faults)
     await store.open(Model())
     await store.commit([entry(1, kv("a", 1))])
-    faults.fail = fate  # type: ignore[assignment]
+    faults.fail = fate
     with pytest.raises(StorageFailed):
         await store.commit([entry(2, kv("b", 2))])
     for call in (store.commit([entry(3)]), store.read(1, 0, 0, 1), store.seal()):
