@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from .audit_kit import Ledger, Violation, must
 from .audit_messages import Messages
+from .audit_more import judge_churners, judge_ephemeral, judge_streamers
 from .audit_solo import judge_movers, judge_soloists
 from .audit_state import judge_keys, judge_locks, judge_timers, judge_transactions
 from .history import History
@@ -26,6 +27,9 @@ class Audit:
         Messages(self.history, self.groups, self.reader, ledger).judge()
         judge_soloists(self.history)
         judge_movers(self.history)
+        judge_churners(self.history)
+        judge_streamers(self.history)
+        judge_ephemeral(self.history)
         judge_keys(self.history)
         judge_locks(self.history)
         judge_timers(self.history, ledger)

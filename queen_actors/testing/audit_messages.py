@@ -21,6 +21,7 @@ class Messages:
         self._ledger = ledger
         self._delivered: dict[str, set[tuple[int, int]]] = defaultdict(set)
         self._pops = [event for event in history.of("pop") if event.ok and event.found is not None]
+        self._ends = list(history.of("link.cut", "stop", "death"))
         self._claims: Claims = defaultdict(list)
         for event in self._pops:
             if event.found[0]:
@@ -92,13 +93,22 @@ class Messages:
         for (pid, group), claims in self._claims.items():
             for place, (claim, first, last) in enumerate(claims):
                 lease = claim.found[0]
-                touched = min((event.at for event in ends[lease]), default=FAR)
+                touched = min((event.at for event in [*ends[lease], *self._lost_with(claim)]), default=FAR)
                 surely_until = min(claim.at + claim.asked["lease"], touched)
                 for other, lowest, _ in claims[place + 1 :]:
                     if other.start >= claim.end and other.until < surely_until:
                         must(False, "I3 one live lease", (pid, group), (claim, first, last), (other, lowest))
-                self._dead_acks(claim, pid, ends[lease], max(claim.until + claim.asked["lease"], extended[lease]))
+                kept = FAR if claim.asked.get("kept") else claim.until + claim.asked["lease"]
+                self._dead_acks(claim, pid, ends[lease], max(kept, extended[lease]))
             self._done(pid, group, claims)
+
+    def _lost_with(self, claim: Event) -> list[Event]:
+        """The ends of the connection, or of the broker, that the lease of this claim lives with."""
+        if not claim.asked.get("kept"):
+            return []
+        return [
+            event for event in self._ends if event.start >= claim.start and event.client in ("broker", claim.client)
+        ]
 
     def _dead_acks(self, claim: Event, pid: int, ends: list[Event], surely_over: int) -> None:
         """An ack that was made when the lease had certainly run out, and that repeats none, fails."""

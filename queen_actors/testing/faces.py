@@ -3,15 +3,21 @@ values, so that an auditor need not know which way a call went."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+import trio
+
+from queen_actors.actors.subscription import subscribed
 from queen_actors.broker import Broker
-from queen_actors.domain.cursor import Ack, PopReply, PopRequest
+from queen_actors.domain.cursor import Ack, Claim, PopReply, PopRequest
+from queen_actors.domain.ephemeral import EphemeralPop
 from queen_actors.domain.kv import GetResult, KvOp, KvResult, Precondition, WriteResult
 from queen_actors.domain.locks import Acquire, LockOp, LockResult
 from queen_actors.domain.partition import PushItem
 from queen_actors.domain.queue import Configure
+from queen_actors.domain.streams import Cycle, Cycled, Register, Registered
+from queen_actors.domain.subscription import Terms
 from queen_actors.domain.timers import TimerOp
 from queen_actors.domain.transaction import Committed, Transaction
 from queen_actors.errors import Overloaded, QueenError, StorageFailed, StorageFull, Unavailable
@@ -31,6 +37,9 @@ class Broken(AssertionError):
     """The broker answered with a fault of its own, or with what no client was promised."""
 
 
+Deal = Callable[[str, list[Any]], Awaitable[None]]
+
+
 class Face(Protocol):
     """One client's way in. Each call returns plain values, or raises Refused, Unanswered or Broken.
 
@@ -38,7 +47,8 @@ class Face(Protocol):
     records), a record (offset, txn, id, payload, ts). ack: (success, noop, dlq, lease released) for each. kv:
     "precondition", or for a write (applied, value, version), for a read None or (value, version), and for a read of
     many the rows (key, value, version). locks: (ok, token, already, slot). timers: (status, message id, due) of a
-    schedule, (status, txn) of a cancel. transaction: (True, kv) or (False, reason).
+    schedule, (status, txn) of a cancel. transaction: (True, kv) or (False, reason). cycle: True, or the reason of its
+    refusal. `subscribe` hands (lease, claims) to `deal` until it is cancelled, or the connection is gone.
     """
 
     async def push(self, items: Sequence[PushItem]) -> Any: ...
@@ -55,6 +65,11 @@ class Face(Protocol):
     async def delete_queue(self, queue: str) -> Any: ...
     async def seek(self, group: str, queue: str, to: int | None) -> Any: ...
     async def delete_group(self, group: str, queue: str) -> Any: ...
+    async def subscribe(self, terms: Terms, deal: Deal) -> None: ...
+    async def register(self, command: Register) -> Any: ...
+    async def cycle(self, cycle: Cycle) -> Any: ...
+    async def push_ephemeral(self, queue: str, payload: bytes) -> Any: ...
+    async def pop_ephemeral(self, queue: str, group: str) -> Any: ...
 
 
 async def _asked(call: Awaitable[T]) -> T:
@@ -119,12 +134,46 @@ class Direct:
     async def delete_group(self, group: str, queue: str) -> Any:
         return (await _asked(self.broker.delete_group(group, queue, metadata=True))).partitions
 
+    async def subscribe(self, terms: Terms, deal: Deal) -> None:
+        failed: Exception | None = None
+        try:
+            async with subscribed(self.broker, terms) as subscription:
+                while failed is None:
+                    try:
+                        for delivery in await _asked(subscription.next()):
+                            await deal(delivery.lease_id, [noted_claim(delivery.claim)])
+                    except (Refused, Unanswered) as error:
+                        failed = error
+        except QueenError as error:  # at its beginning or its end
+            failed = Unanswered(error.code)
+        if failed is not None:
+            raise failed
+
+    async def register(self, command: Register) -> Any:
+        found = await _asked(self.broker.streams.register(command))
+        assert isinstance(found, Registered), "one name, one shape"
+        return found.id
+
+    async def cycle(self, cycle: Cycle) -> Any:
+        found = await _asked(self.broker.streams.cycle(cycle))
+        return True if isinstance(found, Cycled) else found.reason
+
+    async def push_ephemeral(self, queue: str, payload: bytes) -> Any:
+        await trio.lowlevel.checkpoint()
+        return self.broker.ephemeral.push(queue, "one", [payload])
+
+    async def pop_ephemeral(self, queue: str, group: str) -> Any:
+        found = await _asked(self.broker.ephemeral.pop(EphemeralPop(queue, group=group, batch=3, auto_ack=True)))
+        return [message.payload for message in found]
+
 
 def noted_pop(reply: PopReply) -> Any:
-    return reply.lease_id, [
-        (c.queue, c.partition, c.pid, c.attempt, [(r.offset, r.txn, r.id, r.payload, r.ts) for r in c.records])
-        for c in reply.claims
-    ]
+    return reply.lease_id, [noted_claim(claim) for claim in reply.claims]
+
+
+def noted_claim(claim: Claim) -> Any:
+    records = [(r.offset, r.txn, r.id, r.payload, r.ts) for r in claim.records]
+    return claim.queue, claim.partition, claim.pid, claim.attempt, records
 
 
 def noted_kv(found: Sequence[KvResult] | Precondition) -> Any:

@@ -158,6 +158,7 @@ class SocketLink(_Link):
         super().__init__(stream)
         self._ids = itertools.count(1)
         self._open = False
+        self._text = b""
         self.events: list[_Reply] = []
 
     async def call(self, op: str, fields: dict[str, Any]) -> tuple[int, bytes]:
@@ -198,22 +199,34 @@ class SocketLink(_Link):
         await self._send(bytes([0x80 | opcode]) + length + bytes(4) + payload)
 
     async def _message(self) -> _Reply:
-        """The next whole text message; pings are answered on the way."""
-        text = b""
+        """The next whole text message; pings are answered on the way. Whoever is cancelled has taken nothing."""
         while True:
-            head = await self._take(2)
-            size = head[1] & 0x7F
-            if size > 125:
-                size = int.from_bytes(await self._take(2 if size == 126 else 8), "big")
-            payload, opcode = await self._take(size), head[0] & 0x0F
-            if opcode == 9:
+            frame = self._whole_frame()
+            if frame is None:
+                await self._more()
+                continue
+            first, payload = frame
+            if first & 0x0F == 9:
                 await self._frame(10, payload)
-            elif opcode == 8:
+            elif first & 0x0F == 8:
                 raise Unanswered(f"closed with {payload!r}")
-            elif opcode in (0, 1):
-                text += payload
-                if head[0] & 0x80:
+            elif first & 0x0F in (0, 1):
+                self._text += payload
+                if first & 0x80:
+                    text, self._text = self._text, b""
                     return _reply.decode(text)
+
+    def _whole_frame(self) -> tuple[int, bytes] | None:
+        """The first byte and the payload of the next frame, if all of it has come."""
+        data, start = self._unread, 2
+        size = data[1] & 0x7F if len(data) > 1 else 0
+        if size > 125:
+            start = 4 if size == 126 else 10
+            size = int.from_bytes(data[2:start], "big")
+        if len(data) < start or len(data) < start + size:
+            return None
+        self._unread = data[start + size :]
+        return data[0], data[start : start + size]
 
 
 _reply = msgspec.json.Decoder(_Reply)

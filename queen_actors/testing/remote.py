@@ -16,11 +16,13 @@ from queen_actors.domain.kv import Check, Delete, Get, GetMany, GetPrefix, Incr,
 from queen_actors.domain.locks import Acquire, LockOp, Release, Renew
 from queen_actors.domain.partition import PushItem
 from queen_actors.domain.queue import Configure
+from queen_actors.domain.streams import Cycle, Register
+from queen_actors.domain.subscription import Terms
 from queen_actors.domain.timers import Schedule, TimerOp
 from queen_actors.domain.transaction import Transaction
 
-from .faces import Broken, Refused, Unanswered
-from .links import Link
+from .faces import Broken, Deal, Refused, Unanswered
+from .links import Link, SocketLink
 
 SECOND, MILLISECOND = 1_000_000, 1_000
 
@@ -71,6 +73,8 @@ class _Results(msgspec.Struct):
 
 _popped, _results = msgspec.json.Decoder(_Popped), msgspec.json.Decoder(_Results)
 
+_messages = msgspec.json.Decoder(list[Message])
+_NOT_HERE = "only simulated in the broker's process"
 _HTTP_ONLY = ("seek", "queue.delete", "group.delete")
 
 
@@ -197,6 +201,34 @@ class Remote:
     async def delete_group(self, group: str, queue: str) -> Any:
         _, body = await self._ask("group.delete", {"group": group, "queue": queue})
         return msgspec.json.decode(body)
+
+    async def subscribe(self, terms: Terms, deal: Deal) -> None:
+        if not self._socket:
+            raise Refused("HTTP has no such call")
+        wanted = {"queue": terms.queue, "group": terms.group, "credit": terms.credit, "batch": terms.batch}
+        try:
+            await self._ask("subscribe", {"sub": "s", **wanted, "leaseSeconds": terms.lease_seconds})
+            while True:
+                link = self.link
+                if not isinstance(link, SocketLink):
+                    raise Unanswered("the connection is gone")
+                event = await link.event()
+                if event.event == "messages" and event.leaseId is not None:
+                    await deal(event.leaseId, claims_of(_messages.decode(event.messages), terms.queue))
+        finally:
+            self.hang_up()
+
+    async def register(self, command: Register) -> Any:
+        raise Refused(_NOT_HERE)
+
+    async def cycle(self, cycle: Cycle) -> Any:
+        raise Refused(_NOT_HERE)
+
+    async def push_ephemeral(self, queue: str, payload: bytes) -> Any:
+        raise Refused(_NOT_HERE)
+
+    async def pop_ephemeral(self, queue: str, group: str) -> Any:
+        raise Refused(_NOT_HERE)
 
 
 def claims_of(messages: Sequence[Message], queue: str | None) -> list[Any]:

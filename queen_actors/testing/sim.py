@@ -10,6 +10,7 @@ others it prints what they came to.
 from __future__ import annotations
 
 import argparse
+import logging
 import multiprocessing
 import random
 import sys
@@ -26,7 +27,7 @@ from queen_actors.domain.cursor import Ack, PopRequest
 from queen_actors.domain.kv import Get
 from queen_actors.domain.queue import Configure
 
-from . import clients, clients_state
+from . import clients, clients_more, clients_state
 from .audit import Audit, Violation
 from .determinism import run
 from .faces import Broken, Direct, Face, Refused, Unanswered
@@ -47,6 +48,10 @@ def _consumer(group: str) -> Client:
     return lambda world, name: clients.consumer(world, name, group)
 
 
+def _subscriber(group: str) -> Client:
+    return lambda world, name: clients_more.subscriber(world, name, group)
+
+
 def _taker(world: Simulation, name: str) -> Awaitable[None]:
     return clients.consumer(world, name, LOOSE, auto_ack=True)
 
@@ -56,7 +61,12 @@ CLIENTS: dict[str, tuple[Client, int]] = {
     "consumer.g": (_consumer("g"), 2),
     "consumer.h": (_consumer("h"), 1),
     "taker": (_taker, 1),
+    "subscriber.g": (_subscriber("g"), 2),
+    "subscriber.h": (_subscriber("h"), 1),
     "soloist": (clients.soloist, 2),
+    "churner": (clients_more.churner, 2),
+    "streamer": (clients_more.streamer, 1),
+    "ephemeral": (clients_more.ephemeral, 1),
     "keeper": (clients_state.keeper, 3),
     "refresher": (clients_state.refresher, 1),
     "onlooker": (clients_state.onlooker, 2),
@@ -66,7 +76,12 @@ CLIENTS: dict[str, tuple[Client, int]] = {
     "mover": (clients_state.mover, 2),
 }
 """Kinds of clients, and how many of each a run may have. One that is there has company that makes it worth while."""
-COMPANY = {"consumer.g": "producer", "consumer.h": "producer", "taker": "producer", "onlooker": "refresher"}
+COMPANY = {
+    **dict.fromkeys(["consumer.g", "consumer.h", "subscriber.g", "subscriber.h", "taker"], "producer"),
+    "onlooker": "refresher",
+}
+LOCAL = ("streamer", "ephemeral")
+"""These call the broker in its process only."""
 
 
 class Plan(Struct, frozen=True):
@@ -81,7 +96,8 @@ class Plan(Struct, frozen=True):
     def drawn(cls, rng: random.Random, seconds: float) -> Plan:
         kinds = rng.sample(sorted(CLIENTS), rng.choice([2, 3, 4]))
         kinds = list(dict.fromkeys([*kinds, *(COMPANY[kind] for kind in kinds if kind in COMPANY)]))
-        people = [(f"{kind}{n}", rng.choice(FACES)) for kind in kinds for n in range(rng.randint(1, CLIENTS[kind][1]))]
+        names = [(kind, f"{kind}{n}") for kind in kinds for n in range(rng.randint(1, CLIENTS[kind][1]))]
+        people = [(name, "direct" if kind in LOCAL else rng.choice(FACES)) for kind, name in names]
         return cls(seconds, tuple(people), Trouble.drawn(rng, seconds))
 
 
@@ -173,9 +189,11 @@ class Simulation:
 
     def _cut(self) -> None:
         """Some client's connection breaks."""
-        linked = [remote for _, remote in self._remotes.values() if remote.link is not None]
+        linked = [name for name, (_, remote) in self._remotes.items() if remote.link is not None]
         if linked:
-            self.random.choice(linked).hang_up()
+            name = self.random.choice(linked)
+            self._remotes[name][1].hang_up()
+            self.note(name, "link.cut", {})
 
     def _now(self) -> int:
         return int(trio.current_time() * SECOND)
@@ -215,6 +233,8 @@ class Simulation:
             elif name.startswith("mover"):
                 await self._read_all(READER, f"moved.{name}.sink", "moved.end")
                 await self._read_all(READER, f"moved.{name}", "moved.source")
+            elif name.startswith("streamer"):
+                await self._read_all(READER, f"stream.{name}.sink", "stream.end")
         keys = {key for event in self.history.of("transaction") for key in event.asked["keys"]}
         for key in sorted(keys):
             await clients_state.kv(self, "end", "final", {"key": key}, [Get("sim", key)])
@@ -272,13 +292,18 @@ def attempts(seeds: Iterable[int], seconds: float, jobs: int) -> Iterator[Report
     if jobs <= 1:
         yield from (attempt(seed, seconds) for seed in seeds)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, quiet) as pool:
         yield from pool.imap(partial(attempt, seconds=seconds), seeds, chunksize=8)
 
 
 def seeds_of(text: str) -> range:
     first, _, last = text.partition("..")
     return range(int(first), int(last or first) + 1)
+
+
+def quiet() -> None:
+    """What the broker has to say of its troubles would bury what the simulator says."""
+    logging.getLogger("queen_actors").setLevel(logging.CRITICAL)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -290,6 +315,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quiet", action="store_true", help="only failures, and the sum")
     parser.add_argument("--history", action="store_true", help="also print each history")
     options = parser.parse_args(arguments)
+    quiet()
     broken = events = starts = 0
     began = time.perf_counter()
     for found in attempts(options.seeds, options.seconds, options.jobs):

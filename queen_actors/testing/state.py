@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from queen_actors.broker import Broker
+from queen_actors.domain.effects import CursorPut
 
 
 def state_of(broker: Broker) -> dict[str, Any]:
@@ -30,3 +33,20 @@ def state_of(broker: Broker) -> dict[str, Any]:
         "leases": {lease: sorted(holders) for lease, holders in sorted(directory.leases.items())},
         "traces": list(directory.traces),
     }
+
+
+def given_back(state: dict[str, Any]) -> dict[str, Any]:
+    """The state as the next start makes it: leases that lived with connections of this one are given back."""
+    gone = set[str]()
+    partitions: dict[int, Any] = {}
+    for pid, (*place, cursors) in state["partitions"].items():
+        gone |= {cursor.lease_id for cursor in cursors.values() if cursor.session}
+        partitions[pid] = (*place, {group: _without_session(cursor) for group, cursor in cursors.items()})
+    leases = {lease: holders for lease, holders in state["leases"].items() if lease not in gone}
+    return {**state, "partitions": partitions, "leases": leases}
+
+
+def _without_session(cursor: CursorPut) -> CursorPut:
+    if not cursor.session:
+        return cursor
+    return replace(cursor, lease_id="", lease_expires=0, batch_end=-1, session=False)
