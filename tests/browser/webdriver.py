@@ -87,7 +87,7 @@ class Browser:
         )
         return told
 
-    def until(self, what: str, script: str, *arguments: Any, seconds: float = 15.0) -> Any:
+    def until(self, what: str, script: str, *arguments: Any, seconds: float = 60.0) -> Any:
         """The first result that is true of a function body in the page. Raises AssertionError with the page's log."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
