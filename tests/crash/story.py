@@ -75,6 +75,18 @@ class Story:
         told = [{"success": True, "dlq": dlq and status == "failed"} for _, status in entries]
         return self.say(name, "ack", {"acknowledgments": acks, "consumerGroup": group}, told)
 
+    def tail(self, name: str, queue: str, partition: str, offset: int, *txns: str) -> Call:
+        told = [
+            {"offset": offset + number, "transactionId": txn, "id": f"id-{txn}", "data": {"txn": txn}}
+            for number, txn in enumerate(txns)
+        ]
+        return self.say(name, "tail", {"queue": queue}, {"event": "messages", "partition": partition, "messages": told})
+
+    def watch(self, name: str, key: str, value: Any, version: int) -> Call:
+        """A change of a counter."""
+        change = {"op": "put", "key": key, "value": value, "version": version}
+        return self.say(name, "watched", {"ns": "counters", "prefix": "c"}, {"event": "kv", "changes": [change]})
+
     def kv(self, name: str, *pairs: tuple[Json, Json], worker: int = 0) -> Call:
         results = [{"op": op["op"], "key": op.get("key"), **result} for op, result in pairs]
         return self.say(name, "kv", {"operations": [op for op, _ in pairs]}, {"results": results}, worker=worker)
@@ -101,6 +113,7 @@ class Story:
         self.dead.append(
             {"queue": "orders", "partition": "a", "consumerGroup": "g2", "offset": 1, "transactionId": "m2"}
         )
+        self.tail("tail", "orders", "a", 0, "m1", "m2")
         self.push("events", item("events", "p0", "m5"))
         taken = message("m5", 0, "", "2", "p0")
         self.pop("take", "events", AUTO, taken, autoAck="true")
@@ -121,6 +134,7 @@ class Story:
         incr = {"op": "incr", "ns": "counters", "key": "c0", "delta": 2, "min": 0, "max": 40, "forever": True}
         self.kv("incr", (incr, {"applied": True, "value": 2, "version": 3}))
         self.rows["counters", "c0"] = (2, 3)
+        self.watch("watch", "c0", 2, 3)
         race = {"op": "putIfAbsent", "ns": "races", "key": "r1-0", "forever": True}
         self.kv("won", ({**race, "value": "0-1"}, {"applied": True, "value": "0-1", "version": 4}))
         lost = {"applied": False, "reason": "exists", "value": "0-1", "version": 4}
@@ -145,7 +159,7 @@ class Story:
         results = [
             {"type": "push", "success": True},
             {"type": "kv", "applied": True, "version": 6},
-            {"type": "kv", "applied": True, "version": version},
+            {"type": "kv", "applied": True, "version": version, "value": 6},
         ]
         body = {"operations": [{"type": "push", "items": [report]}], "kv": [guard, written]}
         self.say(name, "transaction", body, {"success": True, "results": results})
@@ -173,7 +187,7 @@ class Story:
             results = [
                 {"type": "ack", "success": True, "dlq": False},
                 {"type": "push", "success": True},
-                {"type": "kv", "applied": True, "version": 9 + number},
+                {"type": "kv", "applied": True, "version": 9 + number, "value": source},
                 {"type": "timer", **_scheduled(timer, "scheduled")},
             ]
             body = {"operations": [ack, {"type": "push", "items": [result]}], "kv": [once], "timers": [timer]}
@@ -206,7 +220,9 @@ class Story:
             page: Json = {"op": "getPrefix", "rows": kept_rows, "nextAfter": None}
             self._see("kv", {"operations": [{"op": "getPrefix", "ns": ns, "prefix": "x"}]}, {"results": [page]})
         self._see(
-            "locks", {"operations": [{"op": "get", "name": name} for name in LOCKS]}, {"results": [{}] * len(LOCKS)}
+            "locks",
+            {"operations": [{"op": "get", "name": name} for name in LOCKS]},
+            {"results": [{"held": False}] * len(LOCKS)},
         )
         dead = [{**letter, "payload": {"txn": letter["transactionId"]}} for letter in self.dead]
         self._see("dlq", {"queue": "orders"}, {"messages": dead, "total": len(dead)})

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from .audit import audit
+from .linear import judge_linear
 from .story import FIRED_AT, Story, item, message
 
 Plant = Callable[[Story], object]
@@ -143,6 +144,12 @@ def _early(story: Story) -> None:
     story.named["schedule t1"].answer["results"][0]["deliverAt"] = FIRED_AT.replace("01.000000Z", "01.000001Z")
 
 
+def _missed_change(story: Story) -> None:
+    op = {"op": "incr", "ns": "counters", "key": "c0", "delta": 1, "min": 0, "max": 40, "forever": True}
+    story.kv("incr more", (op, {"applied": True, "value": 3, "version": 30}))
+    story.rows["counters", "c0"] = (3, 30)
+
+
 PLANTED: dict[str, tuple[Plant, str]] = {
     "an acknowledged push is lost": (lambda story: story.logs["orders", "a"].pop(), "m2 was acknowledged at offset 1"),
     "an offset holds another message": (lambda story: story.logs["orders", "a"].reverse(), "offset 0 was seen as m1"),
@@ -223,6 +230,40 @@ PLANTED: dict[str, tuple[Plant, str]] = {
         lambda story: story.named["scratch again"].answer[0].update(status="duplicate"),
         "after a delete a push was answered",
     ),
+    "a delivered message is gone": (
+        lambda story: story.pop("pop g3", "orders", "g3", message("m3", 2, "L9", "1", "a")),
+        "m3 was acknowledged at offset 2, and there is None",
+    ),
+    "a tail leaves one out": (
+        lambda story: story.named["tail"].answer["messages"].pop(0),
+        "offset 1 came where 0 was to come",
+    ),
+    "a tail tells one twice": (
+        lambda story: story.tail("tail again", "orders", "a", 1, "m2"),
+        "offset 1 came where 2 was to come",
+    ),
+    "a tail tells what is not durable": (
+        lambda story: story.tail("tail more", "orders", "a", 2, "m3"),
+        "m3 was acknowledged at offset 2, and there is None",
+    ),
+    "a tail tells another payload": (
+        lambda story: story.named["tail"].answer["messages"][0].update(data=7),
+        "with a payload that nobody pushed",
+    ),
+    "a tail does not come to the end": (
+        lambda story: story.named["tail"].answer["messages"].pop(),
+        "it came to 1, and there are 2",
+    ),
+    "a watch goes back": (lambda story: story.watch("watch again", "c0", 2, 3), "version 3 of ('counters', 'c0') came"),
+    "a watch tells another value": (
+        lambda story: story.named["watch"].answer["changes"][0].update(value=7),
+        "was told as b'7', and is b'2'",
+    ),
+    "a watch tells what is not durable": (
+        lambda story: story.watch("watch more", "c0", 4, 9),
+        "it was told (9, b'4'), and then it was (3, b'2')",
+    ),
+    "a watch does not come to the end": (_missed_change, "it came to 3, and there is 30"),
     "a broker that lives refuses": (
         lambda story: setattr(story.named["put again"], "status", 503),
         "kv was answered 503",
@@ -238,3 +279,51 @@ def test_a_planted_fault_is_reported(fault: str) -> None:
     plant(story)
     told = verdict(story)
     assert any(words in text for text in told), told
+
+
+NOT_LINEAR: dict[str, tuple[Plant, str]] = {
+    "an acknowledged write is lost": (
+        lambda story: story.rows.update({("alpha", "w0-k0"): ({"n": 1}, 1)}),
+        "key/alpha/w0-k0",
+    ),
+    "a write comes from nowhere": (lambda story: story.rows.update({("alpha", "w0-k0"): (3, 40)}), "key/alpha/w0-k0"),
+    "a counter counts wrong": (
+        lambda story: story.named["incr"].answer["results"][0].update(value=3),
+        "key/counters/c0",
+    ),
+    "two win a race": (
+        lambda story: story.named["beaten"].answer["results"][0].update(applied=True, value="1-1", version=41),
+        "key/races/r1-0",
+    ),
+    "two hold a lock": (
+        lambda story: story.named["held"].answer["results"][0].update(acquired=True, slot=0, token=60),
+        "lock/l0",
+    ),
+    "a guard holds under a token that was replaced": (
+        lambda story: story.named["second report"].body["kv"][0].update(expect=5),
+        "lock/l0",
+    ),
+}
+
+
+def test_an_honest_history_is_linearizable() -> None:
+    """Also when answers were lost."""
+    for name in ("", "put", "put again", "incr", "won", "acquire", "renew", "report", "settle m9"):
+        story = Story()
+        if name:
+            story.named[name].status = None
+        story.read()
+        report = judge_linear(story.history)
+        assert report.failures == [], name
+        assert report.operations > 30
+
+
+@pytest.mark.parametrize("fault", NOT_LINEAR)
+def test_what_is_not_linearizable_is_reported(fault: str) -> None:
+    """By the name of its key or lock."""
+    plant, words = NOT_LINEAR[fault]
+    story = Story()
+    plant(story)
+    story.read()
+    (told,) = judge_linear(story.history).failures
+    assert f"{words} is not linearizable" in told
