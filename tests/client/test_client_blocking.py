@@ -120,7 +120,7 @@ def test_a_step_that_does_everything(opens: Opens) -> None:
         assert queen.kv.get("orders", "order-7").value == {"status": "paid"}
         (receipt,) = queen.queue("receipts").pop()
         assert (receipt.data, receipt.partition) == ({"order": 7}, "customer-123")
-        (reminder,) = queen.queue("reminders").pop(wait=5)
+        (reminder,) = queen.queue("reminders").pop(wait=60)
         assert reminder.data == {"orderId": 7}
         assert reminder.ack()
         assert queen.queue("orders").pop(group="billing") == []
@@ -158,7 +158,7 @@ def test_iterating_a_subscription(opens: Opens) -> None:
                     assert messages.lost_reason(message) is None
                     break
         assert seen == ["done", "bad", "open"]
-        (again,) = queue.pop(wait=5)
+        (again,) = queue.pop(wait=60)
         assert (again.data, again.delivery_attempt) == ("open", 2)
         assert [one["errorMessage"] for one in queue.dlq().limit(10).get()["messages"]] == ["it is bad"]
         assert queen.renew([again])[0].success
@@ -181,7 +181,7 @@ def test_batches_and_timeouts(opens: Opens) -> None:
             with pytest.raises(TimeoutError, match="no message within"):
                 messages.receive(timeout="50ms")
             queen.queue("q").push("later")
-            assert messages.receive(timeout=5).data == "later"
+            assert messages.receive(timeout=60).data == "later"
 
 
 @both
