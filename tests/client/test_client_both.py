@@ -320,7 +320,7 @@ async def test_a_handler_for_each_message(opens: Opens) -> None:
 
 
 @both
-async def test_leaving_with_unread_messages_is_prompt(opens: Opens) -> None:
+async def test_a61_leaving_with_unread_messages_is_prompt(opens: Opens) -> None:
     """A61: in well under two seconds, and another consumer has them at once."""
     async with opens() as queen:
         await queen.queue("q").push(list(range(100)))
@@ -483,7 +483,7 @@ async def test_a_broker_that_stops_is_told_when_it_does_not_come_back() -> None:
                 await queen.kv.get("n", "k")
 
 
-async def test_a_slow_handler_stays_connected() -> None:
+async def test_a61_a_slow_handler_stays_connected() -> None:
     """A61: a handler that takes many heartbeats neither blocks the pings nor loses its lease, nor those of the messages
     that wait here for their turn."""
     async with served(heartbeat_seconds=0.2) as server, connect(server.url) as queen:
