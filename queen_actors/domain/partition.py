@@ -15,7 +15,6 @@ from queen_actors.values import SECOND
 from .effects import CursorPut, PartitionPut, QueueOptions, Recent, Record, SealedRun
 from .recents import PAGE_BYTES, Recents, oldest, row_of
 
-
 LIGHT = 16
 """Messages with which a partition may be packed: unpacking them is to cost little more than an append."""
 

@@ -54,6 +54,40 @@ class Replayed(trio.abc.Stream):
             return data
         return bytes(await self._stream.receive_some(max_bytes))
 
+    @property
+    def descriptor(self) -> int | None:
+        """Of the socket, when that is all there is to the stream."""
+        if _PLAIN_SOCKETS and isinstance(self._stream, trio.SocketStream):
+            return self._stream.socket.fileno()
+        return None
+
+    def read_now(self) -> bytes | None:
+        """What has come, empty at the end, None when nothing has; only of one with a `descriptor`. Raises
+        trio.BrokenResourceError."""
+        if self._unread:
+            data, self._unread = self._unread, b""
+            return data
+        try:
+            return os.read(-1 if self.descriptor is None else self.descriptor, READ_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise trio.BrokenResourceError from error
+
+    async def read(self) -> bytes:
+        """What comes next, empty at the end; for a reader that keeps its own time."""
+        if self._unread or not (_PLAIN_SOCKETS and isinstance(self._stream, trio.SocketStream)):
+            return await Replayed.receive_some(self, READ_BYTES)
+        sock = self._stream.socket
+        while True:
+            try:
+                await trio.lowlevel.wait_readable(sock)
+                return os.read(sock.fileno(), READ_BYTES)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise trio.BrokenResourceError from error
+
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         await self._stream.send_all(data)
 
@@ -99,20 +133,6 @@ class Connection(Replayed, trio.abc.HalfCloseableStream):
         """What hypercorn takes the addresses from."""
         stream = self._stream.stream if isinstance(self._stream, Secured) else self._stream
         return stream.socket if isinstance(stream, trio.SocketStream) else _NoSocket()
-
-    async def read(self) -> bytes:
-        """What comes next, empty at the end; for a reader that keeps its own time."""
-        if self._unread or not (_PLAIN_SOCKETS and isinstance(self._stream, trio.SocketStream)):
-            return await super().receive_some(READ_BYTES)
-        sock = self._stream.socket
-        while True:
-            try:
-                await trio.lowlevel.wait_readable(sock)
-                return os.read(sock.fileno(), READ_BYTES)
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                raise trio.BrokenResourceError from error
 
     def put_back(self, data: bytes) -> None:
         """Bytes that were read and belong to what reads next."""

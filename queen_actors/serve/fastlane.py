@@ -23,6 +23,7 @@ from queen_actors.api.messages import JSON, NO_BODY, value_reply
 from queen_actors.errors import Overloaded
 
 from .connection import Connection
+from .hangups import AVAILABLE, Hangups
 from .intake import Intake, no_room
 from .requests import Message, Refused, RequestReader
 
@@ -36,6 +37,7 @@ class FastLane:
     def __init__(self, intake: Intake) -> None:
         self.intake = intake
         self.stopping = False
+        self.hangups = Hangups() if AVAILABLE else None
         self._talks: set[_Talk] = set()
         self._second = 0
         self._date = b""
@@ -53,11 +55,14 @@ class FastLane:
     async def watch(self) -> None:
         """End each wait whose time is over; for ever. A deadline of Trio's for each of them would cost a tenth of what
         a request costs, so they are all looked at, twice a second."""
-        while True:
-            await trio.sleep(_WATCH_SECONDS)
-            now = trio.current_time()
-            for talk in self._talks:
-                talk.look(now)
+        async with trio.open_nursery() as nursery:
+            if self.hangups is not None:
+                nursery.start_soon(self.hangups.run)
+            while True:
+                await trio.sleep(_WATCH_SECONDS)
+                now = trio.current_time()
+                for talk in self._talks:
+                    talk.look(now)
 
     def stop(self) -> None:
         """End each connection after the request that it is at; idle ones now."""
@@ -80,8 +85,41 @@ class FastLane:
         return b"%bcontent-length: %d%b%b" % (start, len(reply.body), self._date, body)
 
 
+class _Pump:
+    """A task that reads ahead, once there is one."""
+
+    __slots__ = ("arrived", "nursery", "running", "taken")
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.nursery = nursery
+        self.running = False
+        self.arrived = trio.lowlevel.ParkingLot()
+        self.taken = trio.lowlevel.ParkingLot()
+
+
 class _Talk:
     """One connection."""
+
+    __slots__ = (
+        "_answered_at",
+        "_answered_since",
+        "_answers",
+        "_answers_bytes",
+        "_connection",
+        "_due",
+        "_ended",
+        "_first",
+        "_held",
+        "_idle",
+        "_in_body",
+        "_lane",
+        "_poll",
+        "_pump",
+        "_reader",
+        "_received",
+        "_scope",
+        "_serving",
+    )
 
     def __init__(self, lane: FastLane, connection: Connection) -> None:
         self._lane = lane
@@ -98,13 +136,11 @@ class _Talk:
         self._answered_at = 0.0
         self._serving = False
         self._due = trio.current_time() + limits.HTTP_HEAD_SECONDS
-        self._nursery: trio.Nursery | None = None
-        self._pumping = False
         self._received = b""
         self._ended = False
-        self._arrived = trio.lowlevel.ParkingLot()
-        self._taken = trio.lowlevel.ParkingLot()
         self._poll: trio.CancelScope | None = None
+        self._pump: _Pump | None = None
+        """Reads ahead from what cannot be watched otherwise: TLS, and streams in memory."""
 
     def look(self, now: float) -> None:
         if self._due <= now:
@@ -115,9 +151,13 @@ class _Talk:
             self._scope.cancel()
 
     async def run(self) -> bool:
-        async with trio.open_nursery() as self._nursery:
+        if self._lane.hangups is not None and self._connection.descriptor is not None:
             other_protocol = await self._run()
-            self._nursery.cancel_scope.cancel()
+        else:
+            async with trio.open_nursery() as nursery:
+                self._pump = _Pump(nursery)
+                other_protocol = await self._run()
+                nursery.cancel_scope.cancel()
         if other_protocol:
             self._connection.put_back(self._reader.unread + self._received)
         return other_protocol
@@ -206,15 +246,37 @@ class _Talk:
         more that nobody could see it go."""
         await self._flush()
         self._due = math.inf  # how long it may wait is the request's own affair
-        if not self._pumping:
-            self._pumping = True
-            assert self._nursery is not None
-            self._nursery.start_soon(self._pump)
+        if self._pump is not None and not self._pump.running:
+            self._pump.running = True
+            self._pump.nursery.start_soon(self._read_ahead, self._pump)
         if self._ended or len(self._received) > limits.HTTP_PIPELINE_BYTES:
             return None
-        with trio.CancelScope() as self._poll:
-            return await self._lane.intake.answer(request)
+        hangups = self._lane.hangups if self._pump is None else None
+        descriptor = self._connection.descriptor
+        if hangups is not None and not hangups.watch(descriptor, self._look_in):
+            return None
+        try:
+            with trio.CancelScope() as self._poll:
+                return await self._lane.intake.answer(request)
+        finally:
+            if hangups is not None:
+                hangups.forget(descriptor, self._look_in)
         return None
+
+    def _look_in(self) -> bool:
+        """Something has come while a request is parked; True to be told again."""
+        try:
+            data = self._connection.read_now()
+        except trio.BrokenResourceError:
+            data = b""
+        if data is None:
+            return True
+        self._received += data
+        self._ended = not data
+        over = self._ended or len(self._received) > limits.HTTP_PIPELINE_BYTES
+        if over and self._poll is not None:
+            self._poll.cancel()
+        return not over
 
     def _hold(self, size: int) -> bool:
         """Count what this connection holds of a body; False when there is no room for it."""
@@ -256,30 +318,32 @@ class _Talk:
             raise no_room()
 
     async def _receive(self) -> bytes:
-        if not self._pumping:
-            return await self._connection.read()
+        pump = self._pump if self._pump is not None and self._pump.running else None
         while not self._received:
             if self._ended:
                 return b""
-            await self._arrived.park()
+            if pump is None:
+                return await self._connection.read()
+            await pump.arrived.park()
         data, self._received = self._received, b""
-        self._taken.unpark_all()
+        if pump is not None:
+            pump.taken.unpark_all()
         return data
 
-    async def _pump(self) -> None:
+    async def _read_ahead(self, pump: _Pump) -> None:
         """Read ahead, so that a peer who goes away while its pop is parked is seen at once."""
         try:
             while data := await self._connection.read():
                 self._received += data
-                self._arrived.unpark_all()
+                pump.arrived.unpark_all()
                 if len(self._received) > limits.HTTP_PIPELINE_BYTES and self._poll is not None:
                     self._poll.cancel()
                 while len(self._received) > limits.HTTP_PIPELINE_BYTES:
-                    await self._taken.park()
+                    await pump.taken.park()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         self._ended = True
-        self._arrived.unpark_all()
+        pump.arrived.unpark_all()
         if self._poll is not None:
             self._poll.cancel()
 

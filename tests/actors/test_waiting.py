@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
+import trio
 from trio.testing import MockClock
 
 from queen_actors.actors.clock import TrioClock
-from queen_actors.actors.queue import GroupIndex, Waiter, Waiters
+from queen_actors.actors.queue import Bell, GroupIndex, Waiter, Waiters
 from queen_actors.domain.effects import QueueOptions, QueuePut
 from queen_actors.domain.queue import QueueState
 
@@ -154,3 +155,30 @@ async def test_a_clock_runs_forward(autojump_clock: MockClock) -> None:
     assert seen == sorted(set(seen))
     await clock.sleep_until(5_000_000)
     assert clock.now() >= 5_000_000
+
+
+async def test_a_bell_wakes_the_one_who_waits(autojump_clock: MockClock) -> None:
+    """Set before or while somebody waits; a wait that is cancelled leaves it as it was, also when it rings at once."""
+    bell, woken = Bell(), list[float]()
+
+    async def wait() -> None:
+        await bell.wait()
+        woken.append(trio.current_time())
+
+    began = trio.current_time()
+    with trio.move_on_after(1) as scope:
+        await bell.wait()
+    assert scope.cancelled_caught
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await trio.sleep(1)
+        assert not bell.is_set()
+        bell.set()
+        bell.set()
+    await wait()
+    assert bell.is_set()
+    assert [at - began for at in woken] == [2, 2]
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await bell.wait()
+    assert scope.cancelled_caught, "always a checkpoint"
