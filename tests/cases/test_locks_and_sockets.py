@@ -53,10 +53,10 @@ REPORTER = """
 import sys
 from queen_actors import LockNotHeldError, TransactionError, blocking
 
-url, name, frozen = sys.argv[1:]
+url, name, frozen, ttl = sys.argv[1:]
 told = {"auto_renew": False, "clock": lambda: 0.0} if frozen == "frozen" else {}
 with blocking.connect(url) as queen:
-    lock = queen.lock("daily-report", ttl_seconds=1, **told)
+    lock = queen.lock("daily-report", ttl_seconds=int(ttl), **told)
     if not lock.acquire(wait=60):
         sys.exit("never")
     print("held", flush=True)
@@ -98,7 +98,7 @@ class Reporter:
     async def says(self) -> str:
         """Its next line."""
         assert self._process.stdout is not None
-        with trio.fail_after(30):
+        with trio.fail_after(90):
             while b"\n" not in self._heard:
                 part = await self._process.stdout.receive_some()
                 assert part, "it has ended"
@@ -125,7 +125,7 @@ async def reporters(server: Server, first: str) -> AsyncIterator[list[Reporter]]
     found: list[Reporter] = []
     try:
         for name in "abc":
-            told = [server.url, name, first if name == "a" else "own"]
+            told = [server.url, name, *((first, "1") if name == "a" else ("own", "60"))]
             command = [sys.executable, "-c", REPORTER, *told]
             pipe = subprocess.PIPE
             found.append(Reporter(await trio.lowlevel.open_process(command, stdin=pipe, stdout=pipe, env=ours)))
