@@ -4,6 +4,7 @@ clients saw; where an answer was lost it allows for both ends. Lifetimes are cou
 from __future__ import annotations
 
 from .audit_kit import Ledger, Violation, must
+from .audit_linear import judge_linear
 from .audit_messages import Messages
 from .audit_more import judge_churners, judge_ephemeral, judge_streamers
 from .audit_solo import judge_movers, judge_soloists
@@ -32,5 +33,6 @@ class Audit:
         judge_ephemeral(self.history)
         judge_keys(self.history)
         judge_locks(self.history)
+        judge_linear(self.history)
         judge_timers(self.history, ledger)
         judge_transactions(self.history, ledger)

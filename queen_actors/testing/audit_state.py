@@ -57,7 +57,7 @@ def _values(history: History) -> None:
         shown = event.found[0] if event.ok else None
         if shown is None:
             continue
-        value, version = shown[-2:]
+        value, version = shown if event.op in ("get", "look") else shown[1:3]
         if version and value is not None and not (event.op in ("cas", "refresh") and not shown[0] and value == b"null"):
             first = known.setdefault((event.asked["key"], version), value)
             must(first == value, "I7 I13 a version has one value", event, first)

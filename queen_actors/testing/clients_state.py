@@ -100,7 +100,7 @@ async def refresher(world: World, name: str) -> None:
     while not world.over:
         number += 1
         value = f'"{number}"'.encode()
-        asked = {"key": key, "expect": version, "ttl": SECOND}
+        asked = {"key": key, "expect": version, "ttl": SECOND, "value": value}
         put = await kv(world, name, "refresh", asked, [Put("sim", key, value, SECOND, expect=version)])
         if put.ok:
             version = put.found[0][2]
@@ -134,7 +134,7 @@ async def locker(world: World, name: str) -> None:
         lock, ttl = rng.choice([*LOCKS, SEMAPHORE]), rng.choice([1, 3]) * SECOND
         limit = PERMITS if lock == SEMAPHORE else 1
         owner = f"{name}.{number}"
-        asked: dict[str, Any] = {"lock": lock, "ttl": ttl, "limit": limit}
+        asked: dict[str, Any] = {"lock": lock, "ttl": ttl, "limit": limit, "owner": owner}
         token, slot = await _acquire(world, name, asked, Acquire(lock, ttl, owner, limit), rng.choice([0, 0, 2]))
         if token:
             await trio.sleep(rng.choice([0.0, 0.1, ttl / SECOND - 0.02, 2.0]))

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import trio
 
-from queen_actors.actors.subscription import subscribed
+from queen_actors.actors.subscription import Subscription, subscribed
 from queen_actors.broker import Broker
 from queen_actors.domain.cursor import Ack, Claim, PopReply, PopRequest
 from queen_actors.domain.ephemeral import EphemeralPop
@@ -45,10 +45,10 @@ class Face(Protocol):
 
     push: (txn, status, offset, id) for each item. pop: (lease, claims), a claim being (queue, partition, pid, attempt,
     records), a record (offset, txn, id, payload, ts). ack: (success, noop, dlq, lease released) for each. kv:
-    "precondition", or for a write (applied, value, version), for a read None or (value, version), and for a read of
-    many the rows (key, value, version). locks: (ok, token, already, slot). timers: (status, message id, due) of a
-    schedule, (status, txn) of a cancel. transaction: (True, kv) or (False, reason). cycle: True, or the reason of its
-    refusal. `subscribe` hands (lease, claims) to `deal` until it is cancelled, or the connection is gone.
+    "precondition", or for a write (applied, value, version, reason), for a read None or (value, version), and for a
+    read of many the rows (key, value, version). locks: (ok, token, already, slot). timers: (status, message id, due)
+    of a schedule, (status, txn) of a cancel. transaction: (True, kv) or (False, reason). cycle: True, or the reason of
+    its refusal. `subscribe` hands (lease, claims) to `deal` until it is cancelled, or the connection is gone.
     """
 
     async def push(self, items: Sequence[PushItem]) -> Any: ...
@@ -135,19 +135,12 @@ class Direct:
         return (await _asked(self.broker.delete_group(group, queue, metadata=True))).partitions
 
     async def subscribe(self, terms: Terms, deal: Deal) -> None:
-        failed: Exception | None = None
         try:
             async with subscribed(self.broker, terms) as subscription:
-                while failed is None:
-                    try:
-                        for delivery in await _asked(subscription.next()):
-                            await deal(delivery.lease_id, [noted_claim(delivery.claim)])
-                    except (Refused, Unanswered) as error:
-                        failed = error
+                failed = await _deliver(subscription, deal)
         except QueenError as error:  # at its beginning or its end
-            failed = Unanswered(error.code)
-        if failed is not None:
-            raise failed
+            raise Unanswered(error.code) from None
+        raise failed
 
     async def register(self, command: Register) -> Any:
         found = await _asked(self.broker.streams.register(command))
@@ -167,6 +160,17 @@ class Direct:
         return [message.payload for message in found]
 
 
+async def _deliver(subscription: Subscription, deal: Deal) -> Exception:
+    """Hand on what comes; returns why nothing more does."""
+    while True:
+        try:
+            deliveries = await _asked(subscription.next())
+        except (Refused, Unanswered) as error:
+            return error
+        for delivery in deliveries:
+            await deal(delivery.lease_id, [noted_claim(delivery.claim)])
+
+
 def noted_pop(reply: PopReply) -> Any:
     return reply.lease_id, [noted_claim(claim) for claim in reply.claims]
 
@@ -182,7 +186,7 @@ def noted_kv(found: Sequence[KvResult] | Precondition) -> Any:
 
 def _noted_result(result: KvResult) -> Any:
     if isinstance(result, WriteResult):
-        return result.applied, result.value, result.version
+        return result.applied, result.value, result.version, result.reason
     if isinstance(result, GetResult):
         return None if result.row is None else (result.row.value, result.row.version)
     return [(row.key, row.row.value, row.row.version) for row in result.rows]

@@ -9,16 +9,16 @@ when one was not found within its seeds, or the broker as it is breaks a promise
 from __future__ import annotations
 
 import argparse
-import logging
 import multiprocessing
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from msgspec import Struct
 
 from .planted import BUGS
-from .sim import SECONDS, Failure, attempt, seeds_of
+from .sim import SECONDS, Failure, attempt, quiet, seeds_of
 
 SEEDS = range(2000)
 CONTROL = "none"
@@ -36,7 +36,7 @@ class Found(Struct, frozen=True):
 
 def look_for(name: str, seeds: range) -> Found:
     """Plant the bug in this process, for good, and look for it; `none` plants none."""
-    logging.disable()  # a broker with a bug has much to say
+    quiet()
     for bug in BUGS:
         if bug.name == name:
             bug.plant()
@@ -48,12 +48,11 @@ def look_for(name: str, seeds: range) -> Found:
     return Found(name, None, len(seeds), time.process_time() - began)
 
 
-def hunt(names: Sequence[str], seeds: range, jobs: int) -> list[Found]:
+def hunt(names: Sequence[str], seeds: range, jobs: int) -> Iterator[Found]:
     """`look_for` each, in a process of its own; in the order of the names."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(jobs, maxtasksperchild=1) as pool:
-        pending = [pool.apply_async(look_for, (name, seeds)) for name in names]
-        return [one.get() for one in pending]
+        yield from pool.imap(partial(look_for, seeds=seeds), names)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,11 +65,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-control", action="store_true", help="do not try the broker as it is")
     options = parser.parse_args(arguments)
     wanted = options.only or names
-    found = hunt(wanted, options.seeds, options.jobs)
-    missed = [one.name for one in found if one.seed is None]
-    for one in found:
+    found: list[Found] = []
+    for one in hunt(wanted, options.seeds, options.jobs):
+        found.append(one)
         where = f"seed {one.seed:5d} after {one.tried:5d}" if one.seed is not None else f"NOT FOUND in {one.tried}"
-        print(f"{one.name:32} {where} in {one.seconds:6.1f} s  {one.broken[:70]}")
+        print(f"{one.name:32} {where} in {one.seconds:6.1f} s  {one.broken[:70]}", flush=True)
+    missed = [one.name for one in found if one.seed is None]
     broken = 0
     if not options.no_control:
         last = max([one.seed for one in found if one.seed is not None], default=0)

@@ -61,6 +61,7 @@ class _Element(msgspec.Struct, rename="camel"):
     applied: bool = False
     value: Raw | msgspec.UnsetType = msgspec.UNSET
     version: int = 0
+    reason: str | None = None
     rows: list[_Row] | None = None
     key: str = ""
 
@@ -299,7 +300,7 @@ def _noted(element: _Element) -> Any:
         return (_text(element.value), element.version) if element.found else None
     if element.rows is not None:
         return [(row.key, bytes(row.value), row.version) for row in element.rows]
-    return element.applied, _text(element.value), element.version
+    return element.applied, _text(element.value), element.version, element.reason
 
 
 def _text(value: Raw | msgspec.UnsetType) -> bytes | None:
