@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 _reserved: list[socket.socket] = []
 
 

@@ -68,7 +68,7 @@ async def test_a68_a_directory_that_another_broker_has(server: Durable, tmp_path
                 [sys.executable, "-m", "queen_actors", *command],
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=120,
                 check=False,
             )
         )

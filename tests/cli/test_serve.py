@@ -19,7 +19,7 @@ import pytest
 from crash.stopwatch import Stopwatch
 
 Start = Callable[..., subprocess.Popen[str]]
-SECONDS = 60.0
+SECONDS = 120.0
 
 
 @pytest.fixture

@@ -300,7 +300,7 @@ messages = stack.enter_context(queen.queue("q").subscribe(group="g"))
 print(next(iter(messages)).data, flush=True)
 {ends}
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "hello\n"
     assert done.returncode == {"": 0, "sys.exit(3)": 3}.get(ends, -signal.SIGINT), done.stderr
     assert "Traceback" not in done.stderr or "KeyboardInterrupt" in done.stderr

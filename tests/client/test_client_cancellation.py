@@ -48,5 +48,5 @@ def test_a_call_that_is_cancelled_inside_a_nursery(opens: Opens) -> None:
         thread.start()
         while not queen.portal._scopes:
             pass
-    thread.join(5)
+    thread.join(60)
     assert len(ended) == 1

@@ -24,7 +24,7 @@ POSTS = {
     "transaction": "/api/v1/transaction",
     "fetch": "/api/v1/fetch",
 }
-ANSWER_SECONDS = 20.0
+ANSWER_SECONDS = 60.0
 
 
 class Lost(Exception):

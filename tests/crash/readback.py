@@ -16,7 +16,7 @@ OVERLAP = 20
 PLACES = [(queue, partition) for queue, partitions in PARTITIONS.items() for partition in partitions]
 IDLE_SECONDS = 6
 """Longer than any lease of the load."""
-DRAIN_SECONDS = 40.0
+DRAIN_SECONDS = 300.0
 
 
 async def read_back(world: World, port: int, *, whole: bool = False) -> None:
