@@ -28,6 +28,8 @@ FAULT_SECONDS = 10.0
 START_KILL_SHARE = 0.1
 """Of the random kills, how many come while it starts."""
 PER_DIRECTORY = 25
+POINT_ROUNDS = 12
+"""So many lives a directory has for the points of a merge to be passed: one needs many small segments."""
 PASSED_BY_OPENING = ("journal.create", "position")
 """Points that are passed before it is ready: their first passage is in the start itself."""
 LATE = ("merge", "drop")
@@ -257,6 +259,6 @@ async def points(directory: Path, seed: int, passes: int) -> Summary:
             break
         place = directory / f"{number}"
         place.mkdir()
-        await Campaign(place, chance.getrandbits(32), summary).run(len(left), left)
+        await Campaign(place, chance.getrandbits(32), summary).run(max(len(left), POINT_ROUNDS), left)
     summary.violations += [f"{point} was never reached" for point in POINTS if not summary.points[point]]
     return summary

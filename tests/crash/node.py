@@ -24,6 +24,9 @@ class NotReady(Exception):
 class Node:
     """The process of one data directory; at most one at a time."""
 
+    program: Sequence[str] = ("-m", "queen_actors")
+    """What Python runs."""
+
     def __init__(self, directory: Path, **settings: str) -> None:
         self.data = directory / "data"
         self.port = 0
@@ -32,8 +35,6 @@ class Node:
         self._process: subprocess.Popen[bytes] | None = None
         self.environment: dict[str, str] = {}
         """Variables beside the settings."""
-        self.program = ["-m", "queen_actors"]
-        """What Python runs."""
 
     @property
     def pid(self) -> int:

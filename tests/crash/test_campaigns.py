@@ -1,0 +1,154 @@
+"""Each campaign in small, and for each a control: a fault planted in the broker or in its machine, which it reports."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from queen_actors.storage import recovery
+
+from .campaign import stories
+from .churn import churn
+from .damage import damages
+from .disk import disk
+from .network import NetworkCampaign
+from .node import Node
+from .pauses import clock, pauses
+from .summary import Summary
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+PATCHED = """
+import sys, time
+from queen_actors.{module} import {name}
+{patch}
+from queen_actors.cli import main
+sys.exit(main())
+"""
+WALL = PATCHED.format(
+    module="actors.clock",
+    name="TrioClock",
+    patch="TrioClock.now = lambda self: time.time_ns() // 1000",
+)
+"""A broker whose clock is the wall's."""
+FORGETFUL = PATCHED.format(
+    module="actors.subscription",
+    name="Subscription",
+    patch="""
+async def nothing(self): pass
+Subscription.close = nothing
+""",
+)
+"""A broker that keeps what a lost connection has leased."""
+
+
+def passed(summary: Summary) -> str:
+    """What it told. Fails when anything was broken or was not run."""
+    told = "\n".join(summary.lines())
+    print(told)
+    assert summary.violations == [], told
+    assert summary.not_run == [], told
+    return told
+
+
+async def found(
+    run: Callable[[Path, int], Awaitable[Summary]], tmp_path: Path, words: str = "", tries: int = 3
+) -> None:
+    """One of a few campaigns reports it."""
+    seed = random.getrandbits(32)
+    told = ""
+    for number in range(tries):
+        place = tmp_path / f"try-{number}"
+        place.mkdir()
+        summary = await run(place, seed + number)
+        told = "\n".join(summary.lines())
+        print(told)
+        if any(words in violation for violation in summary.violations):
+            return
+    pytest.fail(f"it was not found: {told}")
+
+
+async def test_pauses_longer_than_every_lease_break_no_promise(tmp_path: Path) -> None:
+    """I19: I1-I12 over pauses of the whole process of up to 8 s, with leases of 1 to 5 s."""
+    summary = await pauses(tmp_path, random.getrandbits(32), 3)
+    told = passed(summary)
+    assert summary.counts["pauses"] >= 3, told
+    assert summary.counts["linearized"] > 100, told
+
+
+async def test_jumps_of_the_wall_clock_break_no_promise(tmp_path: Path) -> None:
+    """I19: I1-I12 while the wall clock goes an hour and a day forth and back."""
+    summary = await clock(tmp_path, random.getrandbits(32), 8)
+    told = passed(summary)
+    assert summary.counts["jumps"] >= 8, told
+    assert summary.counts["linearized"] > 100, told
+
+
+async def test_a_broker_that_trusts_the_wall_clock_is_found(tmp_path: Path) -> None:
+    """The control: the clock does jump for the broker, and leases, lifetimes or timers that follow it are reported."""
+    await found(lambda place, seed: clock(place, seed, 16, ["-c", WALL]), tmp_path)
+
+
+async def test_a_bad_network_breaks_no_promise(tmp_path: Path) -> None:
+    """I1-I12 over links that freeze, crawl, are swallowed or cut, with clients that come again."""
+    summary = Summary("network", random.getrandbits(32))
+    await stories(NetworkCampaign, tmp_path, summary, 2)
+    told = passed(summary)
+    assert summary.counts["network_faults"] >= 12, told
+    assert summary.counts["acknowledged"] > 100, told
+
+
+async def test_clients_that_come_and_go_leave_nothing(tmp_path: Path) -> None:
+    """I20: descriptors and memory are as before, and every lease and permit is free."""
+    summary = Summary("network", random.getrandbits(32))
+    await churn(tmp_path, summary, 210)
+    passed(summary)
+
+
+async def test_a_lease_that_outlives_its_connection_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: a broker that gives nothing back when a connection ends."""
+    monkeypatch.setattr(Node, "program", ("-c", FORGETFUL))
+
+    async def run(place: Path, seed: int) -> Summary:
+        summary = Summary("network", seed)
+        await churn(place, summary, 70)
+        return summary
+
+    await found(run, tmp_path, "lease was not given back", tries=1)
+
+
+async def test_disk_faults_give_no_wrong_answer(tmp_path: Path) -> None:
+    """I15, I16: damage in every kind of file is refused or harmless; a full disk is refused cleanly and survived."""
+    summary = await disk(tmp_path, random.getrandbits(32), 30)
+    told = passed(summary)
+    assert summary.counts["refused"] >= 5, told
+    assert summary.counts["harmless"] >= 1, told
+    assert summary.counts["full_disks"] >= 1, told
+
+
+async def test_damage_that_is_not_noticed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: an open that takes every sealed file as it is."""
+    monkeypatch.setattr(recovery, "check", lambda _: None)
+
+    async def run(place: Path, seed: int) -> Summary:
+        summary = Summary("disk", seed)
+        await damages(place, summary, 60)
+        return summary
+
+    await found(run, tmp_path, tries=2)
+
+
+def test_the_command_tells_its_figures_in_its_last_line(tmp_path: Path) -> None:
+    """Two processes at once, one summary; a broken promise would be status 1."""
+    command = [sys.executable, "-m", "tests.crash", "--kills", "2", "--seed", "5", "--jobs", "2"]
+    done = subprocess.run([*command, "--keep", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["column"], told["seed"], told["violations"], told["counts"]["rounds"]) == ("kills", 5, [], 2)
+    assert told["ready_worst"] > 0
