@@ -76,6 +76,7 @@ async def fill(directory: str, count: int, *, remembered: bool) -> None:
             await opened.push(
                 [PushItem("orders", f"customer-{n}", ORDER, str(uuid.uuid4()) if remembered else None) for n in numbers]
             )
+        await opened.seal()
 
 
 async def partitions(count: int, *, remembered: bool) -> dict[str, Any]:
