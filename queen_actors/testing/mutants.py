@@ -12,8 +12,7 @@ import argparse
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
@@ -34,7 +33,7 @@ class Found(Struct, frozen=True):
     broken: str = ""
 
 
-def look_for(name: str, seeds: range) -> Found:
+def look_for(name: str, seeds: Sequence[int]) -> Found:
     """Plant the bug in this process, for good, and look for it; `none` plants none."""
     quiet()
     for bug in BUGS:
@@ -48,11 +47,16 @@ def look_for(name: str, seeds: range) -> Found:
     return Found(name, None, len(seeds), time.process_time() - began)
 
 
-def hunt(names: Sequence[str], seeds: range, jobs: int) -> Iterator[Found]:
-    """`look_for` each, in a process of its own; in the order of the names."""
-    context = multiprocessing.get_context("spawn")
+def hunt(wanted: Iterable[tuple[str, Sequence[int]]], jobs: int) -> Iterator[Found]:
+    """`look_for` each at its seeds, in a process of its own; in their order."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     with context.Pool(jobs, maxtasksperchild=1) as pool:
-        yield from pool.imap(partial(look_for, seeds=seeds), names)
+        yield from pool.imap(_look, wanted)
+
+
+def _look(wanted: tuple[str, Sequence[int]]) -> Found:
+    return look_for(*wanted)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     wanted = options.only or names
     found: list[Found] = []
-    for one in hunt(wanted, options.seeds, options.jobs):
+    for one in hunt([(name, options.seeds) for name in wanted], options.jobs):
         found.append(one)
         where = f"seed {one.seed:5d} after {one.tried:5d}" if one.seed is not None else f"NOT FOUND in {one.tried}"
         print(f"{one.name:32} {where} in {one.seconds:6.1f} s  {one.broken[:70]}", flush=True)
@@ -75,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.no_control:
         last = max([one.seed for one in found if one.seed is not None], default=0)
         seeds = options.seeds[: options.seeds.index(last) + 1] if found else options.seeds
-        (control,) = hunt([CONTROL], seeds, 1)
+        (control,) = hunt([(CONTROL, seeds)], 1)
         broken = control.seed is not None
         verdict = f"BROKEN {control.broken}" if broken else f"no promise broken in {control.tried} seeds"
         print(f"{'without any':32} {verdict}")

@@ -239,6 +239,71 @@ def apply_what_was_rolled_back(events: list[Event]) -> None:
     event.found = (False, "kv_precondition")
 
 
+def claimed_alone(events: list[Event]) -> Event:
+    return find(events, "solo.pop", lambda e: e.found[1] and not e.asked["wait"])
+
+
+def forget_a_lease_that_ran_out(events: list[Event]) -> None:
+    """The only client of a queue is told that there is nothing, although nobody holds what is there."""
+    event = claimed_alone(events)
+    later = events[events.index(event) + 1 :]
+    events[events.index(event) + 1 :] = [e for e in later if e.client != event.client]
+    event.found = ("", [])
+
+
+def skip_a_message(events: list[Event]) -> None:
+    event = claimed_alone(events)
+    claim = event.found[1][0]
+    first = claim[4][0]
+    event.found = (event.found[0], [(*claim[:4], [(first[0] + 1, *first[1:])])])
+
+
+def move_twice(events: list[Event]) -> None:
+    events.append(find(events, "moved.end", lambda e: e.found[1]))
+
+
+def cycle_twice(events: list[Event]) -> None:
+    events.append(find(events, "stream.end", lambda e: e.found[1]))
+
+
+def leave_something_of_a_deleted_queue(events: list[Event]) -> None:
+    event = find(events, "churn.push")
+    ((txn, status, offset, message_id),) = event.found
+    event.found = [(txn, status, offset + 1, message_id)]
+
+
+def give_out_twice(events: list[Event]) -> None:
+    events.append(find(events, "short.pop"))
+
+
+def miss_a_live_key(events: list[Event]) -> None:
+    first = find(events, "refresh", lambda e: e.found[0][0])
+    asked = {"key": first.asked["key"]}
+    at = first.end + 1
+    events.append(Event(at, at, "x", "look", asked, "ok", [None], first.skew, first.skew))
+
+
+def show_what_never_was(events: list[Event]) -> None:
+    event = find(events, "cas", lambda e: e.found[0][0])
+    _, _, version, _ = event.found[0]
+    asked = {"key": event.asked["key"]}
+    events.append(Event(10**12, 10**12, "x", "get", asked, "ok", [(b'"never"', version)], event.skew, event.skew))
+
+
+def one_permit_too_many(events: list[Event]) -> None:
+    event = find(events, "acquire", lambda e: e.found[0][0])
+    event.found = [(*event.found[0][:3], event.asked["limit"])]
+
+
+def read_what_was_replaced(events: list[Event]) -> None:
+    """Only one order of all calls shows this."""
+    writes = [e for e in events if e.op == "cas" and e.ok and e.found[0][0]]
+    first = next(e for e in writes if any(o.asked["key"] == e.asked["key"] and o.start > e.end for o in writes))
+    shown = (first.asked["value"], first.found[0][2])
+    asked = {"key": first.asked["key"]}
+    events.append(Event(10**12, 10**12, "x", "get", asked, "ok", [shown], first.skew, first.skew))
+
+
 SPOILERS = {
     lose_a_message: "I1",
     change_a_payload: "I[12]",
@@ -256,6 +321,16 @@ SPOILERS = {
     fire_what_was_cancelled: "I10",
     half_a_transaction: "I11",
     apply_what_was_rolled_back: "I1",
+    forget_a_lease_that_ran_out: "I4",
+    skip_a_message: "I2 I3",
+    move_twice: "I11",
+    cycle_twice: "I11",
+    leave_something_of_a_deleted_queue: "I2 I12",
+    give_out_twice: "each comes once",
+    miss_a_live_key: "I9",
+    show_what_never_was: "I7",
+    one_permit_too_many: "I6",
+    read_what_was_replaced: "I7 keys and locks are linearizable",
 }
 
 
