@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import trio
 from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import MockClock
 from wire_kit import Wire, schedule
@@ -74,3 +75,14 @@ async def test_metrics_as_prometheus_text(timed: Wire, autojump_clock: MockClock
     assert not any("nobody" in route or "nothing" in route for route, _, _ in told)
     assert values["process_resident_memory_bytes"] > 1_000_000
     assert values["process_cpu_seconds_total"] > 0
+
+
+async def test_metrics_wait_for_nothing(timed: Wire, autojump_clock: MockClock) -> None:
+    """They are answered in the turn in which they are asked for: no time passes, however busy the machine is."""
+    await timed.push("q", 1)
+    began = trio.current_time()
+    for _ in range(20):
+        await timed.ok("GET", "/metrics")
+        assert (await timed.request("GET", "/metrics/prometheus")).status == 200
+        await timed.ok("GET", "/api/v1/status")
+    assert trio.current_time() == began
