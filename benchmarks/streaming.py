@@ -117,6 +117,7 @@ def stored(kind: str, subscribers: int, *, batched: bool, quick: bool) -> Line:
         pusher.may = lambda: pusher.pushed < count
         pusher.start()
         loop.run(lambda: pusher.settled and not pusher.may())
+        pusher.close()
         receivers = [subscribe(kind, server, n, start="start", batched=batched) for n in range(subscribers)]
         cpu = server.cpu()
         for one in receivers:
