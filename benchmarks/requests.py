@@ -82,7 +82,7 @@ def key_cas(number: int, turn: int) -> Next:
 
 
 def key_incr(number: int, turn: int) -> Next:
-    op = {"op": "incr", "ns": "bench", "key": f"incr-{number}", "delta": 1, "max": 1_000_000_000}
+    op = {"op": "incr", "ns": "bench", "key": f"incr-{number}", "delta": 1, "max": 1_000_000_000, "forever": True}
     return lambda _: ("kv", {"operations": [op]})
 
 

@@ -20,6 +20,7 @@ from wsproto.utilities import LocalProtocolError
 from queen_actors import limits
 from queen_actors.wire.socket import close_frame, is_close, is_control, joined_frames, text_frames
 
+from .connection import Replayed
 from .outbox import CHUNK_BYTES, CROWDED_BYTES, Outbox
 from .texts import TextReader
 
@@ -97,7 +98,7 @@ class _Transport(trio.abc.Stream):
                 if rest:
                     return rest
             try:
-                data = await self._stream.receive_some(READ_BYTES)
+                data = await self._read()
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 return b""
             if self._handshake is not None:
@@ -107,6 +108,11 @@ class _Transport(trio.abc.Stream):
             if self._reader is None or not data:
                 return data
             self._reader.receive(data)
+
+    async def _read(self) -> bytes | bytearray:
+        if isinstance(self._stream, Replayed):
+            return await self._stream.read()
+        return await self._stream.receive_some(READ_BYTES)
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         frame = bytes(data)
