@@ -22,7 +22,7 @@ from .node import Node
 from .pauses import clock, pauses
 from .summary import Summary
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PATCHED = """
 import sys, time

@@ -10,10 +10,11 @@ import pytest
 from .power import cuts
 
 CUTS = 6
+TRIES = 3
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 async def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path) -> None:
     """I1-I12, I14: after each cut it starts from what was flushed alone, and everything acknowledged is there."""
     summary = await cuts(tmp_path, random.getrandbits(32), CUTS)
@@ -25,11 +26,17 @@ async def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("ignore", ["journal-", "/"])
 async def test_a_missing_flush_is_found(tmp_path: Path, ignore: str) -> None:
-    """The control: when the journal's fdatasync, or the directory's fsync, does nothing, the rig reports it."""
-    summary = await cuts(tmp_path, random.getrandbits(32), 8, ignore)
-    told = "\n".join(summary.lines())
-    print(told)
-    assert summary.violations, told
+    """The control: when the journal's fdatasync, or the directory's fsync, does nothing, one of a few runs reports
+    it: not every cut falls where it matters."""
+    for number in range(TRIES):
+        place = tmp_path / f"try-{number}"
+        place.mkdir()
+        summary = await cuts(place, random.getrandbits(32), 8, ignore)
+        told = "\n".join(summary.lines())
+        print(told)
+        if summary.violations:
+            return
+    pytest.fail(told)
