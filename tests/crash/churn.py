@@ -20,7 +20,7 @@ from .sockets import SocketPeer, on_socket
 from .summary import Summary
 
 AT_ONCE = 10
-SETTLE_SECONDS = 10.0
+SETTLE_SECONDS = 60.0
 GROWTH_BYTES = 4 << 20
 """What the second half of the cycles may add to the memory that the first half has left: the allocator's noise."""
 
@@ -116,6 +116,8 @@ async def churn(directory: Path, summary: Summary, cycles: int) -> None:
         summary.ready.append(await trio.to_thread.run_sync(node.start))
         drop = Drop(node.port, random.Random(summary.seed))
         async with connected(node.port, History(), 0) as peer:
+            # However often it is given back, it is not to go to the dead letters
+            await peer.call("configure", {"queue": "q", "options": {"deliveryLimit": 0}})
             items = [{"queue": "q", "partition": "p", "transactionId": "t", "payload": 1}]
             await peer.call("push", {"items": items})
         await _cycles(drop, 70)

@@ -17,9 +17,9 @@ from .summary import Summary
 
 NONE, FULL, WRITE, FLUSH = 0, 1, 2, 3
 """What the shim lets writes and flushes come to."""
-END_SECONDS = 10.0
+END_SECONDS = 60.0
 """How soon a broker whose disk fails has ended."""
-RESUME_SECONDS = 10.0
+RESUME_SECONDS = 60.0
 """How soon there is service again when there is room again."""
 PER_LIVE = 40
 """One round under load for so many trials of damage at rest."""
