@@ -146,7 +146,14 @@ def wall_clock() -> None:
         self._last = max(time.time_ns() // 1000, self._last + 1)
         return self._last
 
+    async def sleep_until(self: TrioClock, at: int) -> None:
+        left = at - self.now()
+        if left > 0:
+            await trio.sleep(left / SECOND)
+            await self.sleep_until(at)
+
     _put(TrioClock, "now", now)
+    _put(TrioClock, "sleep_until", sleep_until)
 
 
 @bug("a key's lifetime is looked at when the answer leaves, not when it was read", "I7 I9")
