@@ -83,7 +83,7 @@ class Sharing:
         """What a watch was told."""
         return joined_frames((render_changes(watch, one, self.changes) for one in news), CHUNK_BYTES)
 
-    def _once(self, thing: object, name: str, frame: Callable[[], Iterable[bytes]]) -> Iterable[bytes]:
+    def _once(self, thing: Sequence[Gap | Claim], name: str, frame: Callable[[], Iterable[bytes]]) -> Iterable[bytes]:
         """The pieces of this very object, for peers that have the same name for what it belongs to."""
         if not isinstance(thing, tuple) or not self.messages.shared:
             return frame()
