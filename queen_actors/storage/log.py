@@ -97,11 +97,13 @@ class Log:
             self._writer = JournalWriter.create(ops, self.directory.journal_path(tail.position), tail.position)
             self._note(tail.position)
         except OSError as error:
-            # A full disk has no room for a new journal, and what is there can still be read: the last one goes on
-            if error.errno not in FULL or not rolled or self._writer is not None:
+            # A full disk has no room for a new journal, and what is there can still be read: the newest one goes on,
+            # which may be one that nothing was written to yet
+            if error.errno not in FULL or self._writer is not None or not (rolled or tail.empty):
                 raise
-            file, position = rolled.pop()
-            self._writer = JournalWriter.resume(ops, file.path, file.first, position, tail.last_end)
+            file, position = (tail.empty, tail.position) if tail.empty else rolled.pop()
+            end = PAGE if tail.empty else tail.last_end
+            self._writer = JournalWriter.resume(ops, file.path, file.first, position, end)
         for file, last in rolled:
             self.upkeep.rolled.append(Rolled(file, last, os.path.getsize(file.path)))
         if self.upkeep.rolled:

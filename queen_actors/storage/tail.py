@@ -36,6 +36,8 @@ class JournalTail:
         """The files that hold entries, each with the position it ends at."""
         self.last_end = 0
         """The byte at which the last frame of the last of them ends."""
+        self.empty: JournalFile | None = None
+        """The newest file, when it holds no entry: it begins where the log ends."""
         self.superseded: list[JournalFile] = []
         """Files whose entries all lie in segments already: left over from a crash, to be removed."""
 
@@ -98,6 +100,8 @@ class JournalTail:
         if reader.position > file.first:
             self.kept.append((file, reader.position))
             self.last_end = reader.end
+        elif newest:
+            self.empty = file
 
     def finish(self) -> None:
         """The log has been read: check that it reaches as far as it is known to, and only then cut a torn end, and

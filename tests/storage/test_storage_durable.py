@@ -391,14 +391,30 @@ async def test_a_full_disk_is_opened(tmp_path: pathlib.Path) -> None:
     await store.close()
 
 
-@pytest.mark.parametrize("begun", [False, True])
-async def test_a_full_disk_with_an_empty_log_is_told(tmp_path: pathlib.Path, begun: bool) -> None:
-    """With nothing in the log there is no journal to go on with: the open is refused, and says to make room; nothing
-    was changed, and with room it opens."""
+async def test_a_full_disk_is_opened_behind_an_empty_journal(tmp_path: pathlib.Path) -> None:
+    """A start that wrote nothing has left a journal without entries: on a full disk the log goes on in that one, and
+    not in the one before it, which would then overtake it and be refused at the next start."""
     ops = FaultyOps()
-    if begun:
+    store, _ = await opened(tmp_path, ops=ops)
+    await store.commit([entry(1, kv("a", 1))])
+    await store.close()
+    store, _ = await opened(tmp_path, ops=ops)
+    await store.close()
+    for version in (2, 3):
+        ops.room = 0
         store, _ = await opened(tmp_path, ops=ops)
+        ops.room = None
+        await store.commit([entry(version, kv(f"k{version}", version))])
         await store.close()
+    store, model = await opened(tmp_path)
+    assert [effect.version for effect in model.things.values()] == [1, 2, 3]
+    await store.close()
+
+
+async def test_a_full_disk_with_an_empty_log_is_told(tmp_path: pathlib.Path) -> None:
+    """With no journal at all there is none to go on with: the open is refused, and says to make room; nothing was
+    changed, and with room it opens."""
+    ops = FaultyOps()
     ops.room = 0
     with pytest.raises(DataDirectoryError, match=r"is full, and a start needs a few KiB\. Make room, and start again"):
         await opened(tmp_path, ops=ops)
