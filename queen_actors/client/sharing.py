@@ -75,6 +75,7 @@ class SocketStream:
         self._asked_for: dict[str, Any] = {}
         self._opened = self._stopped = False
         self._failure: QueenError | None = None
+        self._connecting = trio.CancelScope()
         self._news = trio.Event()
 
     async def run(self, started: Callable[[], None]) -> None:
@@ -108,13 +109,15 @@ class SocketStream:
         """One line, until it or the talk ends. Raises ConnectionFailed when it is lost, another QueenError when the
         broker refuses. Returns when stopped."""
         self._opened, self._failure = False, None
+        self._connecting = trio.CancelScope()
         self._name = name = line.join(self)
         named_by = NAMED_BY.get(asked_for["op"])
         line.say(asked_for if named_by is None else {**asked_for, named_by: name}, self._answered)
         self._line = line
         left = False
         try:
-            await line.ready.wait()
+            with self._connecting:
+                await line.ready.wait()
             with trio.move_on_after(self._talk.patience):
                 await self._until(lambda: self._opened)
             self._check()
@@ -181,6 +184,7 @@ class SocketStream:
     def stop(self) -> None:
         """As `transport.Stream.stop`."""
         self._stopped = True
+        self._connecting.cancel()
         self._news.set()
 
     def grant(self, messages: int) -> None:

@@ -162,8 +162,10 @@ class Line:
             self.stop()
 
     def stop(self) -> None:
-        """Close in good order, soon."""
+        """Close in good order, soon; at once when it is not open yet."""
         self._stopped.set()
+        if not self.ready.is_set():
+            self._running.cancel()
 
     # Its life
 

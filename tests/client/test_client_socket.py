@@ -418,3 +418,31 @@ async def test_pauses_before_connecting_again_grow_and_are_jittered() -> None:
     assert len(came) == 8, "eight in a row after one that was good"
     between = [later - earlier for earlier, later in pairwise(came)]
     assert all(0.75 * 0.01 * 2**at <= pause <= 0.01 * 2**at + 0.001 for at, pause in enumerate(between)), between
+
+
+async def test_leaving_while_it_connects_is_prompt() -> None:
+    """The other side does not answer the upgrade request: whoever stops waiting for it is gone at once, and so is the
+    connection; who shares it goes on waiting."""
+    gone = trio.Event()
+
+    async def mute(peer: Peer) -> None:
+        await peer.take_request()
+        await peer.read_to_the_end()
+        gone.set()
+
+    async def wait(queen: Queen, seconds: float) -> None:
+        started = trio.current_time()
+        with trio.move_on_after(seconds):
+            async with queen.queue("q").subscribe():
+                raise AssertionError("nobody answered")
+        assert trio.current_time() - started < seconds + 0.6
+
+    async with facing(mute) as (queen, peers):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait, queen, 1)
+            nursery.start_soon(wait, queen, 3)
+            await trio.sleep(2)
+            assert not gone.is_set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert gone.is_set()
+        assert len(peers) == 1
