@@ -6,7 +6,7 @@
 Payloads are JSON of 200 bytes. `embedded` calls the broker in this process; the others talk to `queen-actors serve` in
 a process of its own: `http` with a connection for each caller, `websocket` with one that the callers pipeline over,
 `sdk` with the published client of Queen MQ, on asyncio. A name is a prefix: W6 is all of W6.
-`memory` is not a speed: bytes of Python objects for each of 100,000 idle partitions.
+`memory` is not a speed: bytes for each of 200,000 idle partitions.
 """
 
 from __future__ import annotations
