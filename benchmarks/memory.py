@@ -66,47 +66,55 @@ async def embedded(directory: str | None, ahead: int = 0) -> AsyncGenerator[Brok
         yield opened
 
 
-async def fill(directory: str, count: int, *, remembered: bool) -> None:
-    """A message to each of so many partitions; `remembered`: with ids of its sender's, within the dedup window."""
+async def fill(directory: str, count: int, kind: str) -> None:
+    """So many messages, sealed: a partition for each (`idle` without a dedup window, `remembered` with ids of its
+    sender's), or all in one (`busy`)."""
     async with embedded(directory) as opened:
-        if not remembered:
+        if kind == "idle":
             await opened.configure(Configure("orders", {"dedup_window_seconds": 0}))
         for first in range(0, count, BATCH):
-            numbers = range(first, first + BATCH)
             await opened.push(
-                [PushItem("orders", f"customer-{n}", ORDER, str(uuid.uuid4()) if remembered else None) for n in numbers]
+                [
+                    PushItem(
+                        "orders",
+                        "all" if kind == "busy" else f"customer-{n}",
+                        ORDER,
+                        None if kind == "idle" else str(uuid.uuid4()),
+                    )
+                    for n in range(first, first + BATCH)
+                ]
             )
         await opened.seal()
 
 
-async def partitions(count: int, *, remembered: bool) -> dict[str, Any]:
+async def reopened(count: int, kind: str) -> dict[str, Any]:
     """What the broker takes for them when it was started again, another process having filled the directory."""
+    ahead = 7200 if kind == "idle" else 0
     with tempfile.TemporaryDirectory() as small, tempfile.TemporaryDirectory() as directory:
-        child("--fill", small, str(WARM), str(int(remembered)))
-        child("--fill", directory, str(count), str(int(remembered)))
-        async with embedded(small, 0 if remembered else 7200):
+        child("--fill", small, str(WARM), kind)
+        child("--fill", directory, str(count), kind)
+        async with embedded(small, ahead):
             pass  # what is imported, and what DuckDB takes, at the first use
         before = resident()
         began = time.perf_counter()
-        async with embedded(directory, 0 if remembered else 7200) as opened:
+        async with embedded(directory, ahead) as opened:
             ready = time.perf_counter() - began
-            await opened.seal()
             await opened.passivate()
             after, statistics = resident(), opened.statistics()
-        more = {"n": statistics.partitions, "active": statistics.partitions_active, "ready_s": round(ready, 2)}
+        more = {"n": count, "active": statistics.partitions_active, "ready_s": round(ready, 2)}
         return {"bytes": (after - before) / count, "process": after} | more
 
 
 async def idle() -> dict[str, Any]:
-    return await partitions(MANY, remembered=False)
+    return await reopened(MANY, "idle")
 
 
 async def remembered() -> dict[str, Any]:
-    return await partitions(MANY, remembered=True)
+    return await reopened(MANY, "remembered")
 
 
 async def million() -> dict[str, Any]:
-    found = await partitions(MILLION, remembered=True)
+    found = await reopened(MILLION, "remembered")
     return found | {"bytes": found["process"]}
 
 
@@ -127,16 +135,7 @@ async def filling() -> dict[str, Any]:
 
 
 async def message() -> dict[str, Any]:
-    """One busy partition: messages that lie in segments, and whose ids are remembered."""
-    with tempfile.TemporaryDirectory(prefix="queen-actors-memory-") as directory:
-        settings = Settings(data=directory, record_cache_bytes=0)
-        async with running(store_of(settings), settings) as opened:
-            before = resident()
-            for _ in range(0, MANY, BATCH):
-                await opened.push([PushItem("q", "p", b"1", str(uuid.uuid4())) for _ in range(BATCH)])
-            await opened.seal()
-            await opened.passivate()
-            return {"bytes": (resident() - before) / MANY, "n": MANY}
+    return await reopened(MANY, "busy")
 
 
 async def timer() -> dict[str, Any]:
@@ -252,8 +251,8 @@ def main() -> None:
     parser.add_argument("--fill", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.fill:
-        directory, count, window = options.fill
-        trio.run(lambda: fill(directory, int(count), remembered=window == "1"))
+        directory, count, kind = options.fill
+        trio.run(fill, directory, int(count), kind)
     elif options.figure:
         print(json.dumps(trio.run(FIGURES[options.figure].measure)))
     else:
