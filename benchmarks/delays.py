@@ -257,7 +257,7 @@ def _latencies(count: int, *, slow: bool) -> dict[str, Any]:
                     peak = max(peak, server.rss())
             else:
                 loop.turn(min(due - time.monotonic(), 0.05) if due > time.monotonic() else 0)
-        loop.run(lambda: len(consumer.came) >= count)
+        loop.run(lambda: len(consumer.came) >= count, at_most=300)
         late = [at - sent[txn] for txn, at in consumer.came][count // 10 :]
         if stuck is not None and (left := begin + STUCK_SECONDS - time.monotonic()) > 0:
             loop.run_for(left)
