@@ -1,0 +1,129 @@
+"""The columns run what they say, count what was done, and take nothing that did not run for a success."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from columns import (
+    COLUMNS,
+    DOCUMENT,
+    MUTANTS,
+    TABLE,
+    Amount,
+    Step,
+    campaign,
+    figures,
+    machines,
+    planted,
+    run_step,
+    simulation,
+    write,
+)
+
+from queen_actors.testing import mutants
+
+ROOT = Path(__file__).parents[2]
+
+
+def ended(stdout: str = "", code: int = 0, stderr: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.CompletedProcess([], code, stdout, stderr)
+
+
+def test_every_planted_bug_is_looked_for() -> None:
+    """The names are those that the command knows."""
+    asked = subprocess.run(
+        [sys.executable, "-m", "queen_actors.testing.mutants", "--help"], capture_output=True, text=True, check=True
+    )
+    known = re.search(r"--only NAME\s+one of (.*?)\s+--no-control", asked.stdout, re.DOTALL)
+    assert known is not None
+    assert {name.strip() for name in known[1].split(",")} == set(MUTANTS)
+    assert mutants.__doc__
+
+
+def test_every_invariant_has_a_step_and_a_row_with_its_tests() -> None:
+    """I1 to I20 are each tried by a step, and the document names tests that there are."""
+    text = DOCUMENT.read_text()
+    tried: set[int] = set()
+    for step in TABLE:
+        for first, last in re.findall(r"I(\d+)(?:-I(\d+))?", step.invariants):
+            tried |= set(range(int(first), int(last or first) + 1))
+    assert tried == set(range(1, 21))
+    for number in range(1, 21):
+        row = re.search(rf"^\| I{number} \|.*$", text, re.MULTILINE)
+        assert row is not None
+        named = re.findall(r"`([a-z_]+/[a-z_]+\.py)`", row[0])
+        assert named
+        for name in named:
+            assert (ROOT / "tests" / name).is_file(), name
+
+
+@pytest.mark.parametrize(
+    ("parse", "done", "counts", "violated", "not_run"),
+    [
+        (campaign, ended('x\n{"counts":{"kills":2},"points":{"p":3},"not_run":[],"violations":[]}'), 5, 0, 0),
+        (campaign, ended('{"column":"k","counts":{},"not_run":[],"violations":["lost"]}', 1), 0, 1, 0),
+        (campaign, ended('{"column":"k","counts":{},"not_run":["no shim"],"violations":[]}', 3), 0, 0, 1),
+        (campaign, ended("", 1, "Traceback\nBoom"), 0, 1, 0),
+        (campaign, ended("", 1, "python: No module named tests.crash"), 0, 0, 1),
+        (simulation, ended("200 seeds, 0 broken, 29 events, 6 starts, 2.0 seeds/s"), 200, 0, 0),
+        (simulation, ended("200 seeds, 3 broken, 29 events, 6 starts, 2.0 seeds/s", 1), 200, 1, 0),
+        (planted, ended("1 of 1 found"), 1, 0, 0),
+        (planted, ended("0 of 1 found", 1), 0, 1, 0),
+        (machines, ended("....\n4 passed in 3.21s"), 7, 0, 0),
+        (machines, ended("..F.\n1 failed, 3 passed in 3.21s", 1), 7, 1, 0),
+    ],
+)  # fmt: skip
+def test_what_a_command_says_is_read(parse: Any, done: Any, counts: int, violated: int, not_run: int) -> None:
+    """Each kind of last line; what says nothing is a violation, what is not there has not run."""
+    told = parse(done, 7)
+    units = [told.counts[name] for name in ("deaths", "seeds", "mutants", "steps")]
+    assert (max(units), len(told.violations), len(told.not_run)) == (counts, violated, not_run)
+
+
+def step(script: str, target: int, seconds: float = 60) -> tuple[Step, Amount]:
+    amount = Amount(target, seconds)
+    return Step(
+        "x", "I1", "things", 2, lambda start, count: ["python", "-c", script], campaign, {"small": amount}
+    ), amount
+
+
+def test_a_step_goes_on_until_its_target() -> None:
+    """Chunk by chunk; the counts are added up."""
+    line = json.dumps({"counts": {"things": 2, "more": 5}, "not_run": [], "violations": []})
+    result = run_step(*step(f"print({line!r})", 6))
+    assert (result.state, result.done, result.told.counts["more"], len(result.commands)) == ("held", 6, 15, 3)
+
+
+def test_a_step_that_did_nothing_has_not_passed() -> None:
+    """Neither one that is missing, nor one that says that it could not."""
+    assert run_step(*step("raise SystemExit('No module named x')", 6)).state.startswith("not run")
+    line = json.dumps({"counts": {}, "not_run": ["no shim"], "violations": []})
+    assert run_step(*step(f"print({line!r})", 6)).state == "not run: no shim"
+
+
+def test_a_violation_ends_its_step() -> None:
+    """It is told, and no further call is made."""
+    line = json.dumps({"counts": {"things": 2}, "not_run": [], "violations": ["lost"]})
+    result = run_step(*step(f"print({line!r})", 6))
+    assert (result.state, len(result.commands)) == ("1 VIOLATED", 1)
+
+
+def test_the_figures_have_their_place(tmp_path: Path) -> None:
+    """Each column's table stands between its marks, and replaces the one before."""
+    document = tmp_path / "r.md"
+    document.write_text(DOCUMENT.read_text())
+    line = json.dumps({"counts": {"things": 2, "more": 5}, "not_run": [], "violations": []})
+    result = run_step(*step(f"print({line!r})", 2))
+    for column in COLUMNS:
+        for _ in range(2):
+            write(column, figures(column, [result], 60), document)
+    text = document.read_text()
+    assert text.count("| x | I1 | 2 things | 2 | 5 more | 0 |") == 3
+    with pytest.raises(ValueError, match="no place"):
+        write("other", "", document)
