@@ -96,4 +96,4 @@ def watch() -> None:
             DIFFERENCES.append(f"{request.method} {request.raw_path!r}: {told}: {reply.status} {reply.body[:300]!r}")
         return reply
 
-    Api.handle = watched  # type: ignore[method-assign]
+    Api.handle = watched  # type: ignore[method-assign]  # that is how it watches

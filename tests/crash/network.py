@@ -60,7 +60,7 @@ class NetworkCampaign(Campaign):
                     counts["black_holes"] += 1
                 case freeze:
                     ways = {"freeze": ("in", "out"), "freeze in": ("in",), "freeze out": ("out",)}[freeze]
-                    with proxy.frozen(*ways):  # type: ignore[arg-type]
+                    with proxy.frozen(*ways):  # type: ignore[arg-type]  # a choice of literals
                         await trio.sleep(chance.uniform(0.2, 3.0))
                     counts["freezes"] += 1
             counts["network_faults"] += 1

@@ -196,7 +196,7 @@ def _token(data: bytes) -> object:
     request = Request("GET", b"/", headers={"authorization": "Bearer " + data.decode("latin-1")})
     check = _TOKENS(request, Access.READ)
     try:
-        return check.send(None)  # type: ignore[attr-defined]
+        return check.send(None)  # type: ignore[attr-defined]  # it is a coroutine
     except StopIteration as done:
         return done.value
 
