@@ -11,13 +11,16 @@ import openapi_kit
 import pytest
 import trio
 import trio.testing
+from hypothesis import HealthCheck, settings
 
 
 def pytest_configure() -> None:
     """Ctrl-C works, for the tests and for the processes that they start: a shell that runs them in the background has
-    it ignored, and what is ignored stays so in every child."""
+    it ignored, and what is ignored stays so in every child. Hypothesis takes no slow machine for a fault."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    settings.register_profile("tests", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("tests")
     openapi_kit.watch()
 
 
