@@ -56,7 +56,7 @@ async def a_failing_handler_ends_in_the_dlq(queen: Queen) -> None:
     queue = queen.queue("r-dlq")
     await queue.config({"retryLimit": 1, "dlqAfterMaxRetries": True}).create()
     await queen.queue("r-dlq").push([{"data": "bad"}, {"data": "good"}])
-    await queen.queue("r-dlq").each().batch(2).idle_millis(400).timeout_millis(200).consume(process)
+    await queen.queue("r-dlq").each().batch(2).idle_millis(3000).timeout_millis(200).consume(process)
     assert attempts[:2] == [("bad", 1), ("bad", 2)]
     assert ("good", 1) in attempts
     dlq = await queen.queue("r-dlq").dlq().limit(10).get()
@@ -92,7 +92,7 @@ async def groups(queen: Queen) -> None:
         await queen.queue("r-groups").partition(f"p{n % 4}").push([{"data": n}])
     shared = queen.queue("r-groups").group("workers").subscription_mode("all").each().batch(1)
     other = queen.queue("r-groups").group("analytics").subscription_mode("all").each().limit(12).consume(worker("c"))
-    pair = [shared.idle_millis(300).timeout_millis(150).consume(worker(name)) for name in ("a", "b")]
+    pair = [shared.idle_millis(3000).timeout_millis(150).consume(worker(name)) for name in ("a", "b")]
     await asyncio.gather(*(_wait(one) for one in (*pair, other)))
     assert sorted(seen["a"] + seen["b"]) == list(range(12))
     assert sorted(seen["c"]) == list(range(12))
@@ -115,7 +115,7 @@ async def concurrent_workers_keep_the_order(queen: Queen) -> None:
 
     for p in range(5):
         await queen.queue("r-order").partition(f"p{p}").push([{"data": n} for n in range(20)])
-    await queen.queue("r-order").each().concurrency(10).batch(5).idle_millis(400).timeout_millis(200).consume(process)
+    await queen.queue("r-order").each().concurrency(10).batch(5).idle_millis(3000).timeout_millis(200).consume(process)
     assert seen == {f"p{p}": list(range(20)) for p in range(5)}
 
 
