@@ -32,6 +32,14 @@ POINT_ROUNDS = 12
 """So many lives a directory has for the points of a merge to be passed: one needs many small segments."""
 PASSED_BY_OPENING = ("journal.create", "position")
 """Points that are passed before it is ready: their first passage is in the start itself."""
+RESTLESS = """
+import sys
+from queen_actors.actors import upkeep
+upkeep.INTERVAL_SECONDS, upkeep.IDLE, upkeep.MOST_ACTIVE = 0.05, 50_000, 3
+from queen_actors.cli import main
+sys.exit(main())
+"""
+"""A broker that packs away what nobody used for 50 ms, and all but three partitions: it is always about it."""
 LATE = ("merge", "drop")
 """Points that are passed when there are many small segments."""
 
@@ -72,6 +80,9 @@ class Campaign:
         self.chance = self.world.random
         self.directory = directory
         self.node = self.make_node(**settings_of(self.chance))
+        if self.node.program == Node.program and self.chance.random() < 0.5:
+            self.node.program = ("-c", RESTLESS)
+            self.summary.counts["restless_directories"] += 1
         self.may_have_ended = False
         """Whether what happened to it is reason enough to have ended by itself."""
 
