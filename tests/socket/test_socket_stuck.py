@@ -1,9 +1,9 @@
 """A consumer that stops reading while 200 MB are pushed, at the real server process (`websocket.md`, section 7).
 
-What it costs in memory, that it is dropped, and who gets its messages then. (The deadline to the second is tested on
-virtual time, in `test_socket_limits.py`; here the kernel's own would end it after 30 s.) The server keeps its log in memory: with a
-disk, what the sealing of journals takes for a moment comes and goes by more than all that is measured here. What a
-stuck consumer does to another one's latency is measured by `benchmarks/streaming.py`, with a disk.
+What it costs in memory, that it is dropped, and who gets its messages then. The deadline to the second is tested on
+virtual time, in `test_socket_limits.py`; here the kernel's own would end it after 30 s. The server keeps its log in
+memory: with a disk, what the sealing of journals takes for a moment comes and goes by more than all that is measured
+here. What a stuck consumer does to another one's latency is measured by `benchmarks/streaming.py`, with a disk.
 """
 
 from __future__ import annotations
