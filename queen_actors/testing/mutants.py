@@ -50,7 +50,7 @@ def look_for(name: str, seeds: Sequence[int]) -> Found:
 def hunt(wanted: Iterable[tuple[str, Sequence[int]]], jobs: int) -> Iterator[Found]:
     """`look_for` each at its seeds, in a process of its own; in their order."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload([f"{__package__}.planted", f"{__package__}.sim"])
     with context.Pool(jobs, maxtasksperchild=1) as pool:
         yield from pool.imap(_look, wanted)
 

@@ -1,0 +1,42 @@
+"""How a bug is planted: a piece of the running broker is replaced, which has no hooks for that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+
+class Bug(Struct, frozen=True):
+    """`plant` puts it in; `breaks`: the invariants that it is known to break."""
+
+    plant: Callable[[], None]
+    what: str
+    breaks: str
+
+    @property
+    def name(self) -> str:
+        return self.plant.__name__
+
+
+BUGS: list[Bug] = []
+
+
+def bug(what: str, breaks: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    def note(plant: Callable[[], None]) -> Callable[[], None]:
+        BUGS.append(Bug(plant, what, breaks))
+        return plant
+
+    return note
+
+
+def put(owner: Any, name: str, piece: Any) -> None:
+    """Replace a piece of a class or a module, which must be there: a bug that replaces nothing proves nothing."""
+    assert hasattr(owner, name), f"{owner} has no {name}"
+    setattr(owner, name, piece)
+
+
+def of_module(owner: Any, name: str) -> Any:
+    """A piece of a module that is another one's."""
+    return getattr(owner, name)
