@@ -183,11 +183,11 @@ TABLE: tuple[Step, ...] = (
         _amounts((12, 40), (len(MUTANTS), 900), (len(MUTANTS), 3_600)),
     ),
     Step(
-        "K: kill -9", "I1-I12 I14 I20", "deaths", 10, _crash("kills"), campaign,
+        "K: kill -9", "I1-I12 I14 I20", "deaths", 5, _crash("kills"), campaign,
         _amounts((20, 50), (300, 600), (1_000, 3_600)),
     ),
     Step(
-        "P: power cuts", "I1 I2 I5-I8 I10-I14", "cuts", 10, _crash("power"), campaign,
+        "P: power cuts", "I1 I2 I5-I8 I10-I14", "cuts", 5, _crash("power"), campaign,
         _amounts((20, 45), (200, 600), (500, 3_600)),
     ),
     Step(
