@@ -93,10 +93,10 @@ class Messages:
         for (pid, group), claims in self._claims.items():
             for place, (claim, first, last) in enumerate(claims):
                 lease = claim.found[0]
-                touched = min((event.at for event in [*ends[lease], *self._lost_with(claim)]), default=FAR)
-                surely_until = min(claim.at + claim.asked["lease"], touched)
+                touched = min((event.start for event in [*ends[lease], *self._lost_with(claim)]), default=FAR)
+                surely_until = claim.at + claim.asked["lease"]
                 for other, lowest, _ in claims[place + 1 :]:
-                    if other.start >= claim.end and other.until < surely_until:
+                    if other.start >= claim.end and other.end < touched and other.until < surely_until:
                         must(False, "I3 one live lease", (pid, group), (claim, first, last), (other, lowest))
                 kept = FAR if claim.asked.get("kept") else claim.until + claim.asked["lease"]
                 self._dead_acks(claim, pid, ends[lease], max(kept, extended[lease]))

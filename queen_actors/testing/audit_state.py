@@ -124,16 +124,17 @@ def judge_locks(history: History) -> None:
             tokens[event.asked["lock"]].append(token)
     for event in history.of("unlock", "renew"):
         key = (event.asked["lock"], event.asked["slot"], event.asked["token"])
-        ended[key] = min(ended.get(key, FAR), event.at)
+        ended[key] = min(ended.get(key, FAR), event.start)
     for lock, given in tokens.items():
         must(len(given) == len(set(given)), "I6 no two grants share a token", lock, given)
     for (lock, slot), rows in grants.items():
         for event, token in rows:
             earlier = [t for other, t in rows if other.end < event.start]
             must(token > max(earlier, default=0), "I6 tokens rise", lock, token, earlier)
-            surely_until = min(event.at + event.asked["ttl"], ended.get((lock, slot, token), FAR))
+            let_go = ended.get((lock, slot, token), FAR)
             for other, taken in rows:
-                if other.op == "acquire" and taken > token and other.until < surely_until:
+                live = other.end < let_go and other.until < event.at + event.asked["ttl"]
+                if other.op == "acquire" and taken > token and live:
                     must(False, "I6 one holder at a time", (event, token), (other, taken))
         _guarded(history, lock, slot)
 
