@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -30,6 +31,15 @@ def answers_are_as_described() -> Iterator[None]:
     openapi_kit.DIFFERENCES.clear()
     yield
     assert openapi_kit.DIFFERENCES == []
+
+
+@pytest.fixture(autouse=True)
+def _log_level_comes_back() -> Iterator[None]:
+    """The demo and the simulation set it for their process; what a later test expects to be logged is."""
+    logger = logging.getLogger("queen_actors")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 def _on_virtual_time(main: Any, clock: trio.abc.Clock | None = None, instruments: Sequence[Any] = ()) -> Any:

@@ -8,7 +8,7 @@ import pytest
 from server_process import ServerProcess
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a `queen-actors serve` with a data directory of its own."""
     directory = tmp_path_factory.mktemp("server")
