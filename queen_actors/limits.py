@@ -82,6 +82,8 @@ SHUTDOWN_SECONDS = 10.0
 
 # WebSocket (websocket.md)
 WS_FRAME_BYTES = 8 * MIB
+WS_INCOMING_BYTES = 512 * MIB  # of messages that are being received, on all connections; past it who has begun a large
+# one is closed
 WS_PEER_BYTES = 4 * MIB  # what may wait to be written to one peer
 WS_HEARTBEAT_SECONDS = 20.0
 WS_AUTH_SECONDS = 5.0

@@ -18,7 +18,7 @@ from trio_websocket import ConnectionClosed, WebSocketConnection, WebSocketReque
 from wsproto.utilities import LocalProtocolError
 
 from queen_actors import limits
-from queen_actors.wire.socket import close_frame, is_close, is_control, joined_frames, text_frames
+from queen_actors.wire.socket import TOO_MANY, close_frame, is_close, is_control, joined_frames, text_frames
 
 from .connection import Replayed
 from .outbox import CHUNK_BYTES, CROWDED_BYTES, Outbox
@@ -43,12 +43,21 @@ class NotText(Exception):
     """A message came that is no text."""
 
 
+class Incoming:
+    """What all connections of a server have received of messages that nobody has taken yet, in bytes."""
+
+    def __init__(self) -> None:
+        self.held = 0
+
+
 class _Transport(trio.abc.Stream):
     """The peer's stream as trio-websocket sees it: reads come from the peer, writes go into the outbox."""
 
-    def __init__(self, stream: trio.abc.ReceiveStream, outbox: Outbox) -> None:
+    def __init__(self, stream: trio.abc.ReceiveStream, outbox: Outbox, incoming: Incoming) -> None:
         self._stream = stream
         self._outbox = outbox
+        self._incoming = incoming
+        self._held = 0
         self.unfinished = 0
         self.ended = trio.Event()
         """Nothing more is read: the peer's end of stream, or trio-websocket has had enough."""
@@ -59,6 +68,10 @@ class _Transport(trio.abc.Stream):
         self.arrived = trio.lowlevel.ParkingLot()
         self.taken = trio.lowlevel.ParkingLot()
         self._handshake: bytearray | None = bytearray()
+        """The peer's request so far; None when it is over, or is left to trio-websocket."""
+        self._behind = b""
+        """What the peer has sent behind its request: it is read when the request has been answered."""
+        self._answered: trio.Event | None = None
         self._reader: TextReader | None = None
 
     @property
@@ -66,11 +79,26 @@ class _Transport(trio.abc.Stream):
         """Will the next message be one of `texts`, not one of trio-websocket's?"""
         return self._reader is not None and self._reader.direct and not self.ended.is_set()
 
-    def read_texts(self) -> None:
-        """The handshake is over. If trio-websocket has read more than that already, it goes on reading alone."""
-        handshake, self._handshake = self._handshake, None
-        if handshake is not None and handshake.find(_HEAD_END) == len(handshake) - len(_HEAD_END):
+    def answered(self, *, accepted: bool) -> None:
+        """The request has its answer. Texts are read here from now on; after a request that was too odd to see its
+        end, trio-websocket goes on reading alone."""
+        if accepted and self._answered is not None:
             self._reader = TextReader()
+        self._handshake = None
+        if self._answered is not None:
+            self._answered.set()
+
+    def account(self) -> None:
+        """Tell the server what this connection holds, now that this has changed."""
+        begun = 0 if self._reader is None else self._reader.begun
+        held = self.unfinished + begun + sum(map(len, self.texts))
+        self._incoming.held += held - self._held
+        self._held = held
+
+    def forget(self) -> None:
+        """The connection is gone, and what it held."""
+        self._incoming.held -= self._held
+        self._held = 0
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         if self.ended.is_set():  # it reads once more after it has closed
@@ -81,10 +109,20 @@ class _Transport(trio.abc.Stream):
         if self.unfinished > UNFINISHED_BYTES:
             self._outbox.finish(close_frame(1009, "no whole message among so many bytes"))
             data = b""
+        if not self._room():
+            data = b""
         if not data:
             self.ended.set()
         self.arrived.unpark_all()
         return data
+
+    def _room(self) -> bool:
+        """May the message go on that is being received? If not, the connection is closed."""
+        self.account()
+        if self._incoming.held <= limits.WS_INCOMING_BYTES or self._held <= READ_BYTES:
+            return True
+        self._outbox.finish(close_frame(TOO_MANY, "too much is being received; send it again"))
+        return False
 
     async def _next(self) -> bytes | bytearray:
         """What trio-websocket is to read next, once the messages before it have been taken; empty at the end."""
@@ -97,17 +135,36 @@ class _Transport(trio.abc.Stream):
                 rest = self._reader.rest()
                 if rest:
                     return rest
-            try:
-                data = await self._read()
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                return b""
+            if self._answered is not None:
+                await self._answered.wait()
+            data: bytes | bytearray = self._behind
+            self._behind = b""
+            if not data:
+                try:
+                    data = await self._read()
+                except (trio.BrokenResourceError, trio.ClosedResourceError):
+                    return b""
             if self._handshake is not None:
-                self._handshake += data
-                if len(self._handshake) > limits.HTTP_HEAD_BYTES:
-                    self._handshake = None
+                return self._request(data)
             if self._reader is None or not data:
                 return data
             self._reader.receive(data)
+            if not self._room():
+                return b""
+
+    def _request(self, data: bytes | bytearray) -> bytes | bytearray:
+        """Of what has come, what belongs to the request; the rest waits for its answer."""
+        assert self._handshake is not None
+        before = len(self._handshake)
+        self._handshake += data
+        end = self._handshake.find(_HEAD_END)
+        if end >= 0:
+            self._answered = trio.Event()
+            size = end + len(_HEAD_END) - before
+            data, self._behind = data[:size], bytes(data[size:])
+        if end >= 0 or before + len(data) > limits.HTTP_HEAD_BYTES:
+            self._handshake = None
+        return data
 
     async def _read(self) -> bytes | bytearray:
         if isinstance(self._stream, Replayed):
@@ -137,13 +194,13 @@ class _Transport(trio.abc.Stream):
 class Link:
     """A connection, from its handshake on."""
 
-    def __init__(self, stream: trio.abc.Stream) -> None:
+    def __init__(self, stream: trio.abc.Stream, incoming: Incoming) -> None:
         self.outbox = Outbox(stream)
         self.request: WebSocketRequest | None = None
         self.code: int | None = None
         """With what we closed the connection, if we did."""
         self._stream = stream
-        self._transport = _Transport(stream, self.outbox)
+        self._transport = _Transport(stream, self.outbox, incoming)
         self._connection: WebSocketConnection | None = None
         self._handshaken = trio.Event()
         self._gone = trio.Event()
@@ -187,6 +244,7 @@ class Link:
             code = PROTOCOL_ERROR if closed is None or failed else closed.code
             self.outbox.finish(close_frame(code, _OURS_TO_SAY[code]))
         self._gone.set()
+        self._transport.forget()
         self._transport.arrived.unpark_all()
         self._handshaken.set()
 
@@ -198,11 +256,12 @@ class Link:
     async def accept(self, subprotocol: str | None) -> bool:
         """Answer the request with 101; False when the peer is gone already."""
         assert self.request is not None
-        self._transport.read_texts()
         try:
             self._connection = await self.request.accept(subprotocol=subprotocol)
         except (ConnectionClosed, LocalProtocolError):
             return False
+        finally:
+            self._transport.answered(accepted=self._connection is not None)
         return True
 
     async def reject(self, status: int, body: bytes) -> None:
@@ -211,6 +270,7 @@ class Link:
         headers = [(b"Content-Type", b"application/json"), (b"Connection", b"close")]
         with suppress(ConnectionClosed, LocalProtocolError):
             await self.request.reject(status, extra_headers=headers, body=body)
+        self._transport.answered(accepted=False)
         self.outbox.finish()
 
     async def receive(self) -> bytes | None:
@@ -225,12 +285,14 @@ class Link:
             if not transport.texts:
                 transport.taken.unpark_all()
             transport.unfinished = 0
+            transport.account()
             return text
         try:
             message = await self._connection.get_message()
         except ConnectionClosed:
             return None
         transport.unfinished = 0
+        transport.account()
         if isinstance(message, bytes):
             raise NotText
         return message.encode()
@@ -297,9 +359,9 @@ class Link:
 
 
 @asynccontextmanager
-async def open_link(stream: trio.abc.Stream) -> AsyncGenerator[Link, None]:
+async def open_link(stream: trio.abc.Stream, incoming: Incoming) -> AsyncGenerator[Link, None]:
     """A link over the stream, running while the block does; the stream is closed at its end."""
-    link = Link(stream)
+    link = Link(stream, incoming)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.run)

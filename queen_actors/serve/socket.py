@@ -17,7 +17,7 @@ from queen_actors.config import Settings
 from queen_actors.errors import BadRequest, Forbidden, QueenError, Unauthorized
 from queen_actors.wire import socket as wire
 
-from .link import Link, open_link
+from .link import Incoming, Link, open_link
 from .session import Session
 from .sharing import Sharing
 from .socket_routes import Headers
@@ -44,13 +44,14 @@ class Sockets:
         """How many there are, handshakes and farewells included."""
         self._sessions = 0
         self._sharing = Sharing()
+        self._incoming = Incoming()
 
     async def serve(self, stream: trio.abc.Stream) -> None:
         """Run one connection to its end; `stream` starts with its upgrade request. Never raises (but for
         cancellation): whatever a peer does ends its own connection only."""
         self.open += 1
         try:
-            async with open_link(stream) as link:
+            async with open_link(stream, self._incoming) as link:
                 await self._connection(link)
         except* Exception as fault:  # the boundary: a fault of ours in one connection must not reach another
             log.error("a WebSocket connection failed", exc_info=fault)

@@ -23,6 +23,11 @@ class TextReader:
         """False when everything is passed on from here on."""
         self._data = bytearray()
 
+    @property
+    def begun(self) -> int:
+        """Bytes of what has not come whole."""
+        return len(self._data)
+
     def receive(self, data: bytes | bytearray) -> None:
         """More bytes of the connection."""
         self._data += data

@@ -8,6 +8,7 @@ from datetime import datetime
 
 import pytest
 import trio
+import trio.testing
 from socket_peer import House, Peer, Rejected, house
 from wsproto.events import Ping, Pong
 
@@ -374,6 +375,52 @@ async def test_pings_of_the_client_are_answered(hall: House, monkeypatch: pytest
     await peer.raw(peer._ws.send(Ping(payload=b"are you there")))
     await peer.ask("credit", sub="none", add=1)
     assert seen == [b"are you there"]
+
+
+@pytest.mark.parametrize("cut", ["at once", "in two", "byte by byte"])
+async def test_frames_behind_the_request(hall: House, cut: str) -> None:
+    """What a hasty peer sends before the 101 is served once it has been sent, and before what comes later."""
+    mine, theirs = trio.testing.memory_stream_pair()
+    hall.nursery.start_soon(hall.sockets.serve, theirs)
+    request = (
+        b"GET /api/v1/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    texts = [b'{"id":1,"op":"ping"}', b'{"id":2,"op":"ping"}']
+    frames = b"".join(bytes((0x81, 0x80 | len(text))) + bytes(4) + text for text in texts)
+    everything = request + frames
+    pieces = {"at once": [everything], "in two": [request, frames], "byte by byte": [bytes((b,)) for b in everything]}
+    for piece in pieces[cut]:
+        await mine.send_all(piece)
+        if cut == "byte by byte":
+            await trio.testing.wait_all_tasks_blocked()
+    received = b""
+    while received.count(b'"pong"') < 2:
+        received += await mine.receive_some()
+    assert received.startswith(b"HTTP/1.1 101 ")
+    assert received.index(b'"welcome"') < received.index(b'"id":1') < received.index(b'"id":2')
+
+
+async def test_what_is_being_received_is_bounded(hall: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that are being received take so much on all connections together: past it who has begun a large one is
+    closed with 4429, and who sends small ones, or comes later, is served."""
+    monkeypatch.setattr(limits, "WS_INCOMING_BYTES", 3_000_000)
+    first, second, small = [await hall.peer() for _ in range(3)]
+    begun = bytes((0x81, 0xFF)) + (2_500_000).to_bytes(8, "big") + bytes(4) + b'{"id":1,"op":"ping","x":"'
+    await first.raw(begun + b"x" * 2_000_000)
+    await trio.testing.wait_all_tasks_blocked()
+    await second.raw(begun + b"x" * 2_000_000)
+    await second.ended.wait()
+    assert second.closed is not None
+    assert second.closed[0] == 4429
+    await small.say('{"id":7,"op":"ping"}')
+    assert (await small.event("pong"))["id"] == 7
+    third = await hall.peer()
+    await third.raw(begun + b"x" * 500_000)
+    await third.close()
+    await first.raw(b"x" * (2_500_000 - 2_000_000 - len('{"id":1,"op":"ping","x":"') - 2) + b'"}')
+    assert (await first.event("pong"))["id"] == 1
+    assert hall.sockets._incoming.held == 0
 
 
 async def test_too_many_connections_4429(hall: House, monkeypatch: pytest.MonkeyPatch) -> None:
