@@ -417,7 +417,9 @@ async def test_what_is_being_received_is_bounded(hall: House, monkeypatch: pytes
     assert (await small.event("pong"))["id"] == 7
     third = await hall.peer()
     await third.raw(begun + b"x" * 500_000)
-    await third.close()
+    await trio.testing.wait_all_tasks_blocked()
+    await trio.aclose_forcefully(third.stream)
+    await trio.sleep(limits.WS_LINGER_SECONDS + 1)
     await first.raw(b"x" * (2_500_000 - 2_000_000 - len('{"id":1,"op":"ping","x":"') - 2) + b'"}')
     assert (await first.event("pong"))["id"] == 1
     assert hall.sockets._incoming.held == 0
