@@ -25,6 +25,7 @@ LOCK_KEYS_PER_CALL = 4096
 LOCK_GET_COST = 1000
 LOCK_WAITERS = 10_000  # in the line of one lock
 LOCK_WAIT_SECONDS_MAX = 3600  # our own: websocket.md 6 names no bound
+INT64_MAX = (1 << 63) - 1  # what the log holds
 TTL_SECONDS_MAX = 10**12  # decisions.md: beyond it an expiry is no date
 TIMER_OPS_PER_CALL = 256
 TIMER_PAYLOAD_BYTES = MIB

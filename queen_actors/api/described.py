@@ -6,9 +6,9 @@ A route without an entry here, and an entry without a route, fail a test.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from queen_actors import limits
 from queen_actors.wire import (
@@ -26,6 +26,7 @@ from queen_actors.wire import (
 
 from . import shapes as s
 from . import shapes_admin as a
+from . import shapes_ops as o
 
 Schema = Mapping[str, Any]
 
@@ -125,24 +126,43 @@ _COUNTED = Fields(
 )
 _TRANSACTION = Fields(
     {
-        "operations?": ListOf(dict[str, Any]),
-        "requiredLeases?": list[str],
-        "kv?": list[s.KvOperation],
-        "timers?": list[s.TimerOperation],
-        "positions?": ListOf(dict[str, Any]),
+        "operations?": list[dict[str, Any]] | None,
+        "requiredLeases?": list[str] | None,
+        "kv?": AnyOf((ListOf(AnyOf(o.KV_RIDERS)), None)),
+        "timers?": AnyOf((ListOf(AnyOf(o.TIMER_OPERATIONS)), None)),
+        "positions?": AnyOf((ListOf(transaction.POSITION), None)),
     }
 )
 _INTEGERS, _BOOLEANS, _TEXTS = queue.OPTIONS
+_NOTHING = Annotated[list[Any], Meta(max_length=0)]
+
+
+def _whole(rule: queue.IntegerRule) -> Any:
+    """What lies outside is refused when the option is strict, else counts as the nearest that it may be."""
+    return AnyOf((Annotated[int, Meta(ge=rule.low, le=rule.high)] if rule.strict else int, None))
+
+
 _OPTIONS = Fields(
     {
-        **{f"{name}?": int | None for name in _INTEGERS},
+        **{f"{name}?": _whole(rule) for name, rule in _INTEGERS.items()},
         **{f"{name}?": bool | None for name in _BOOLEANS},
         **{f"{name}?": str | None for name in _TEXTS},
         "namespace?": str | None,
         "task?": str | None,
     }
 )
-_CONFIGURE = Fields({"queue": str, "mode?": str | None, "options?": _OPTIONS, "namespace?": str, "task?": str})
+# At the top a label counts only when it is a text that is not empty; an option may stand there too
+_CONFIGURE = Fields(
+    {
+        "queue": str,
+        "mode?": Literal["merge", "replace"] | None,
+        "options?": AnyOf((_OPTIONS, _NOTHING, None)),
+        **_OPTIONS.of,
+        "namespace?": Any,
+        "task?": Any,
+    }
+)
+_SEEK = AnyOf((s.SeekEnd, s.SeekTime, Annotated[dict[str, Any], Meta(max_length=0)]))
 _NO_QUEUE = {404: s.Error}
 
 
@@ -184,7 +204,7 @@ _MESSAGES: Mapping[str, Described] = {
         {200: s.MessageList},
         query={
             **dict.fromkeys(("queue", "partition", "namespace", "task"), _TEXT),
-            "status": {"type": "string", "enum": ["pending", "processing", "completed", "dead_letter"]},
+            "status": {"type": "string", "enum": ["", "pending", "processing", "completed", "dead_letter"]},
             "from": _TIME,
             "to": _TIME,
             "limit": _number(1, limits.MESSAGES_PAGE_MAX, limits.MESSAGES_PAGE_DEFAULT),
@@ -262,24 +282,24 @@ _STATE: Mapping[str, Described] = {
         "keys",
         "Keys and values, in one atomic step. Without `results`: a `required` condition was lost, nothing happened.",
         {200: AnyOf((_KV_RESULTS, kv_results.LOST))},
-        body=_operations(s.KvOperation),
+        body=_operations(AnyOf(o.KV_OPERATIONS)),
     ),
     "GET /api/v1/kv/:ns/*key": Described("keys", "One key; `ETag` is its version.", {200: _KV_ELEMENT}),
-    "PUT /api/v1/kv/:ns/*key": Described("keys", "Write one key.", {200: _KV_ELEMENT}, body=Body(s.KvPut)),
+    "PUT /api/v1/kv/:ns/*key": Described("keys", "Write one key.", {200: _KV_ELEMENT}, body=Body(o.KvPut)),
     "DELETE /api/v1/kv/:ns/*key": Described(
-        "keys", "Delete one key.", {200: _KV_ELEMENT}, body=Body(s.KvDelete, required=False)
+        "keys", "Delete one key.", {200: _KV_ELEMENT}, body=Body(o.KvDelete, required=False)
     ),
     "POST /api/v1/locks": Described(
         "locks",
         "Permits of locks and semaphores.",
         {200: Fields({"results": list[locks.LockElement]})},
-        body=_operations(s.LockOperation),
+        body=_operations(AnyOf(o.LOCK_OPERATIONS)),
     ),
     "POST /api/v1/timers": Described(
         "timers",
         "Schedule and cancel messages for later.",
         {200: Fields({"results": list[timers.TimerElement]})},
-        body=_operations(s.TimerOperation),
+        body=_operations(AnyOf(o.TIMER_OPERATIONS)),
     ),
     "GET /api/v1/timers/:queue": Described(
         "timers",
@@ -349,14 +369,14 @@ _ADMIN: Mapping[str, Described] = {
         "groups",
         "Move a group's cursors.",
         {200: s.Sought},
-        body=Body(s.Seek, required=False, empty=True),
+        body=Body(_SEEK, required=False, empty=True),
         refusals={404: s.SeekNotFound},
     ),
     "POST /api/v1/consumer-groups/*group/queues/*queue/partitions/*partition/seek": Described(
         "groups",
         "Move a group's cursor of one partition.",
         {200: s.Sought},
-        body=Body(s.Seek, required=False, empty=True),
+        body=Body(_SEEK, required=False, empty=True),
         refusals={404: s.SeekNotFound},
     ),
     "POST /api/v1/consumer-groups/*group/subscription": Described(

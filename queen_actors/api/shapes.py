@@ -11,8 +11,10 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET as ABSENT
 from msgspec import Meta, Raw, Struct, UnsetType
 
+from queen_actors import limits
+
 Instant = Annotated[str, Meta(description="ISO 8601, UTC")]
-Whole = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0, le=limits.INT64_MAX)]
 
 
 class Error(Struct):
@@ -72,7 +74,9 @@ class PushCounts(Struct):
 
 
 class Seconds(Struct):
-    seconds: float | None = None
+    """At least one is granted; by default 60."""
+
+    seconds: int | None = None
 
 
 class Extended(Struct):
@@ -230,7 +234,7 @@ class TraceEvent(Struct, rename="camel"):
     """A step of a message's life that a client reports. Snake case is read alike."""
 
     transaction_id: str
-    partition_id: str | None = None
+    partition_id: str | Count | None = None
     consumer_group: str | None = None
     trace_names: list[str] | str | None = None
     event_type: str | None = None
@@ -294,7 +298,7 @@ class TraceNames(Struct):
 class FetchEntry(Struct, rename="camel"):
     queue: str
     partition: str | None = None
-    offset: Whole = 0
+    offset: Count = 0
     max_bytes: int | None = None
 
 
@@ -341,65 +345,7 @@ class ChangedAnswers(Struct, rename="camel"):
     entries: list[ChangedAnswer]
 
 
-# -- keys, locks, timers -----------------------------------------------------------------------------------------------
-
-
-class KvOperation(Struct, rename="camel"):
-    op: Literal["get", "getMany", "getPrefix", "put", "putIfAbsent", "delete", "incr", "check"]
-    ns: Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9._-]{0,63}$")]
-    key: str | UnsetType = ABSENT
-    keys: list[str] | UnsetType = ABSENT
-    prefix: str | UnsetType = ABSENT
-    after: str | UnsetType = ABSENT
-    limit: int | UnsetType = ABSENT
-    keys_only: bool | UnsetType = ABSENT
-    value: Any = ABSENT
-    delta: float | UnsetType = ABSENT
-    min: float | UnsetType = ABSENT
-    max: float | UnsetType = ABSENT
-    ttl_seconds: int | UnsetType = ABSENT
-    forever: bool | UnsetType = ABSENT
-    expect: Whole | UnsetType = ABSENT
-    required: bool | UnsetType = ABSENT
-
-
-class KvPut(Struct, rename="camel"):
-    """`value`, and exactly one of `ttlSeconds` and `forever`."""
-
-    value: Any
-    ttl_seconds: int | UnsetType = ABSENT
-    forever: bool | UnsetType = ABSENT
-    expect: Whole | UnsetType = ABSENT
-    required: bool | UnsetType = ABSENT
-
-
-class KvDelete(Struct):
-    expect: Whole | UnsetType = ABSENT
-    required: bool | UnsetType = ABSENT
-
-
-class LockOperation(Struct, rename="camel"):
-    op: Literal["acquire", "renew", "release", "get"]
-    name: str
-    ttl_seconds: int | UnsetType = ABSENT
-    owner: str | UnsetType = ABSENT
-    limit: int | UnsetType = ABSENT
-    token: int | UnsetType = ABSENT
-    slot: int | UnsetType = ABSENT
-
-
-class TimerOperation(Struct, rename="camel"):
-    """`payload` is the message's JSON text in base64; `delayMs` counts from now."""
-
-    op: Literal["schedule", "reschedule", "cancel"]
-    queue: str
-    timer_key: str
-    payload: str | UnsetType = ABSENT
-    delay_ms: float | UnsetType = ABSENT
-    txn: str | UnsetType = ABSENT
-    partition: str | UnsetType = ABSENT
-    encrypted: bool | UnsetType = ABSENT
-    payload_zstd: bool | UnsetType = ABSENT
+# -- timers ------------------------------------------------------------------------------------------------------------
 
 
 class NoTimer(Struct, rename="camel"):
@@ -424,11 +370,16 @@ class GroupDeleted(Struct, rename="camel"):
     queues: list[str]
 
 
-class Seek(Struct, rename="camel"):
-    """`toEnd`, or a `timestamp`; an empty body is the end."""
+class SeekEnd(Struct, rename="camel"):
+    """To the end; a `timestamp` beside it does not count."""
 
-    to_end: bool | UnsetType = ABSENT
-    timestamp: Instant | UnsetType = ABSENT
+    to_end: Annotated[bool, Meta(extra_json_schema={"const": True})]
+
+
+class SeekTime(Struct):
+    """To an instant."""
+
+    timestamp: Instant
 
 
 class Sought(Struct, rename="camel"):

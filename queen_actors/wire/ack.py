@@ -13,7 +13,7 @@ from queen_actors.domain.cursor import Ack, AckOutcome, LeaseExtended
 from queen_actors.errors import BadRequest, TooLarge
 from queen_actors.values import QUEUE_MODE
 
-from .frames import Malformed, check_name, check_utf8, decode, encode, is_int, parse_object, parse_pid, zulu_time
+from .frames import Malformed, check_name, check_utf8, decode, encode, parse_object, parse_pid, zulu_time
 
 _STATUS = {
     "completed": "completed",
@@ -128,7 +128,7 @@ def parse_extend(body: bytes) -> int:
     seconds: Any = parse_object(body, optional=True).get("seconds")
     if seconds is None:
         return EXTEND_SECONDS
-    if not (is_int(seconds) or (isinstance(seconds, float) and seconds.is_integer())):
+    if type(seconds) is not int and not (isinstance(seconds, float) and seconds.is_integer()):
         raise BadRequest("seconds must be an integer")
     return max(1, min(int(seconds), _LEASE_SECONDS_MAX))
 

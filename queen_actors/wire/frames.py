@@ -6,6 +6,7 @@ half a surrogate pair is refused, and so is what is nested deeper than the decod
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeGuard, TypeVar
@@ -33,7 +34,6 @@ _NUMBER = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,5})?\Z")
 _EMPTY = (b"", b"{}", b"[]", b"null")
 _QUERY_FIELDS = 64  # the longest query of a client has 13
 _MIN_INSTANT = -30_610_224_000_000_000  # the year 1000: earlier ones are not spelled with four digits
-_INT64 = (1 << 63) - 1
 
 
 class Operations(Struct):
@@ -154,17 +154,17 @@ def refusal(family: str, reason: str, detail: str) -> BadRequest:
 
 
 def as_text(value: Any) -> str | None:
-    """A scalar as text (1.5): `true`, `12`; None for null, an array or an object."""
+    """A scalar as text (1.5): `true`, `12`; None for null, an array or an object, and a number beyond a double."""
     if isinstance(value, str):
         return value
-    if isinstance(value, (bool, int, float)):
+    if isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
         return encode(value).decode()
     return None
 
 
 def is_int(value: object) -> TypeGuard[int]:
     """Whether it is a JSON integer that fits the log's 64 bits; `true` is none."""
-    return type(value) is int and -_INT64 <= value <= _INT64
+    return type(value) is int and -limits.INT64_MAX <= value <= limits.INT64_MAX
 
 
 def is_array(value: object) -> TypeGuard[list[Any]]:
@@ -179,8 +179,8 @@ def parse_pid(value: Any) -> int | None:
     """A partition id as pop gave it, decimal digits in a string; None for anything else."""
     if isinstance(value, str) and _DIGITS.match(value):
         number = int(value)
-        return number if number <= _INT64 else None
-    return value if type(value) is int and 0 <= value <= _INT64 else None
+        return number if number <= limits.INT64_MAX else None
+    return value if type(value) is int and 0 <= value <= limits.INT64_MAX else None
 
 
 def check_name(kind: str, name: str) -> None:

@@ -40,7 +40,9 @@ _SECONDS_MAX = 10**9  # an instant that is still a date
 _COUNT_MAX = (1 << 53) - 1  # what every client's numbers hold
 
 
-class _Integer(Struct, frozen=True):
+class IntegerRule(Struct, frozen=True):
+    """An option that is a whole number."""
+
     field: str
     low: int = 0
     high: int = _COUNT_MAX
@@ -49,21 +51,21 @@ class _Integer(Struct, frozen=True):
 
 
 _INTEGERS = {
-    "leaseTime": _Integer("lease_seconds", high=_SECONDS_MAX),
-    "retryLimit": _Integer("retry_limit"),
-    "retryDelay": _Integer("retry_delay_ms"),
-    "delayedProcessing": _Integer("delayed_processing_seconds", high=_SECONDS_MAX),
-    "windowBuffer": _Integer("window_buffer_seconds", high=_SECONDS_MAX),
-    "retentionSeconds": _Integer("retention_seconds", high=_SECONDS_MAX),
-    "completedRetentionSeconds": _Integer("completed_retention_seconds", high=_SECONDS_MAX),
-    "maxWaitTimeSeconds": _Integer("max_wait_seconds", high=_SECONDS_MAX),
-    "dedupWindowSeconds": _Integer("dedup_window_seconds", high=_SECONDS_MAX),
-    "minPopWaitTime": _Integer("min_pop_wait_ms", high=60_000),
-    "priority": _Integer("priority", low=-_COUNT_MAX),
-    "maxSize": _Integer("max_size"),
-    "ttl": _Integer("ttl_seconds"),
-    "retentionSinkHoldMaxSeconds": _Integer("retention_sink_hold_max_seconds", 60, 31_536_000, strict=True),
-    "deliveryLimit": _Integer("delivery_limit"),
+    "leaseTime": IntegerRule("lease_seconds", high=_SECONDS_MAX),
+    "retryLimit": IntegerRule("retry_limit"),
+    "retryDelay": IntegerRule("retry_delay_ms"),
+    "delayedProcessing": IntegerRule("delayed_processing_seconds", high=_SECONDS_MAX),
+    "windowBuffer": IntegerRule("window_buffer_seconds", high=_SECONDS_MAX),
+    "retentionSeconds": IntegerRule("retention_seconds", high=_SECONDS_MAX),
+    "completedRetentionSeconds": IntegerRule("completed_retention_seconds", high=_SECONDS_MAX),
+    "maxWaitTimeSeconds": IntegerRule("max_wait_seconds", high=_SECONDS_MAX),
+    "dedupWindowSeconds": IntegerRule("dedup_window_seconds", high=_SECONDS_MAX),
+    "minPopWaitTime": IntegerRule("min_pop_wait_ms", high=60_000),
+    "priority": IntegerRule("priority", low=-_COUNT_MAX),
+    "maxSize": IntegerRule("max_size"),
+    "ttl": IntegerRule("ttl_seconds"),
+    "retentionSinkHoldMaxSeconds": IntegerRule("retention_sink_hold_max_seconds", 60, 31_536_000, strict=True),
+    "deliveryLimit": IntegerRule("delivery_limit"),
 }
 _BOOLEANS = {
     "deadLetterQueue": "dead_letter_queue",
@@ -86,7 +88,9 @@ def parse_configure(body: bytes) -> Configure:
     mode = fields.get("mode")
     if mode not in (None, "merge", "replace"):
         raise BadRequest("mode must be merge or replace")
-    given: object = fields.get("options") or {}
+    given: object = fields.get("options")
+    if given is None or given == []:  # an empty object as PHP spells it
+        given = {}
     if not isinstance(given, dict):
         raise BadRequest("options must be an object")
     inside = cast("dict[str, Any]", given)
@@ -370,19 +374,19 @@ def parse_trace(body: bytes) -> Trace:
         raise BadRequest("transactionId is required")
     names: Any = first("traceNames", "trace_names", "names")
     texts = {
-        "group": first("consumerGroup", "consumer_group") or QUEUE_MODE,
-        "event": first("eventType", "event_type", "type") or "info",
+        "group": first("consumerGroup", "consumer_group"),
+        "event": first("eventType", "event_type", "type"),
         "worker": first("worker", "workerId", "worker_id"),
     }
     for name, text in texts.items():
         if text is not None and not isinstance(text, str):
             raise BadRequest(f"{name} must be a string")
     try:
-        names = msgspec.convert([names] if isinstance(names, str) else names or (), tuple[str, ...])
+        names = msgspec.convert([names] if isinstance(names, str) else () if names is None else names, tuple[str, ...])
     except msgspec.ValidationError:
         raise BadRequest("traceNames must be an array of strings") from None
     pid = parse_pid(first("partitionId", "partition_id"))
-    return Trace(pid, txn, texts["group"], names, texts["event"], data, texts["worker"])
+    return Trace(pid, txn, texts["group"] or QUEUE_MODE, names, texts["event"] or "info", data, texts["worker"])
 
 
 LETTER, OPTIONS = _Letter, (_INTEGERS, _BOOLEANS, _TEXTS)

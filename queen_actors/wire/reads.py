@@ -51,20 +51,21 @@ def _entries(fields: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
 
 
 def _fetch_entry(entry: Mapping[str, Any]) -> FetchEntry:
-    queue, partition = entry.get("queue"), entry.get("partition") or DEFAULT_PARTITION
-    if not isinstance(queue, str) or not isinstance(partition, str):
+    queue, partition = entry.get("queue"), entry.get("partition")
+    if not isinstance(queue, str) or not isinstance(partition, str | None):
         raise BadRequest("an entry's queue and partition must be strings")
     offset = entry.get("offset", 0)
     if not is_int(offset) or offset < 0:
         raise BadRequest("an entry's offset must be an integer, 0 or more")
-    return FetchEntry(queue, partition, offset, _number(entry, "maxBytes", limits.FETCH_BYTES, 1, limits.FETCH_BYTES))
+    most = _number(entry, "maxBytes", limits.FETCH_BYTES, 1, limits.FETCH_BYTES)
+    return FetchEntry(queue, partition or DEFAULT_PARTITION, offset, most)
 
 
 def _number(fields: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
     value = fields.get(name)
     if value is None:
         return default
-    if not is_int(value):
+    if type(value) is not int:
         raise BadRequest(f"{name} must be an integer")
     return max(low, min(value, high))
 
@@ -124,10 +125,12 @@ def _changed_entry(entry: Mapping[str, Any]) -> ChangedEntry:
 def _instant(name: str, text: object) -> int | None:
     if text is None or text == "":
         return None
+    if not isinstance(text, str):
+        raise BadRequest(f"{name} must be a string: an ISO 8601 instant")
     try:
-        return parse_instant(str(text))
+        return parse_instant(text)
     except ValueError:
-        raise BadRequest(f"{name} must be an ISO 8601 instant: {str(text)[:80]!r}") from None
+        raise BadRequest(f"{name} must be an ISO 8601 instant: {text[:80]!r}") from None
 
 
 def render_changed(entries: Sequence[ChangedEntry], pages: Sequence[ChangedPage | None], now: int) -> bytes:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from queen_actors import limits
 from queen_actors.domain.partition import PushItem
@@ -35,7 +35,6 @@ from .frames import (
     check_utf8,
     decode,
     encode,
-    is_int,
     is_uuid,
     parse_pid,
     zulu_time,
@@ -78,7 +77,7 @@ class _Ack(Struct, rename="camel"):
     transaction_id: str | None = None
     lease_id: str | None = None
     status: Any = None
-    count: int | None = None
+    count: Annotated[int, Meta(ge=0, le=limits.INT64_MAX)] | None = None
 
 
 class _Cycle(Struct):
@@ -208,10 +207,7 @@ def _push_item(item: _Push) -> PushItem:
 
 
 def _position(ack: _Ack) -> PositionAck:
-    count = 0 if ack.count is None else ack.count
-    if not is_int(count) or count < 0:
-        raise BadRequest("the count of an ack must be an integer, 0 or more")
-    return PositionAck(ack.transaction_id or "", ack.lease_id or "", ack_status(ack.status), count)
+    return PositionAck(ack.transaction_id or "", ack.lease_id or "", ack_status(ack.status), ack.count or 0)
 
 
 def render_cycle(cycle: Cycle, reply: Cycled | CycleRefused) -> bytes:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from queen_actors import limits
 from queen_actors.domain.cursor import Ack
@@ -16,7 +16,7 @@ from queen_actors.errors import BadRequest, QueenError, TooLarge
 from queen_actors.values import DEFAULT_PARTITION, QUEUE_MODE
 
 from .ack import ack_status
-from .frames import TXN_TOO_LONG, Malformed, check_name, check_names, check_utf8, decode, encode, is_int, parse_pid
+from .frames import TXN_TOO_LONG, Malformed, check_name, check_names, check_utf8, decode, encode, parse_pid
 from .kv import parse_kv_ops
 from .kv_results import KvElement, kv_element, lost_detail
 from .push import Item, push_items
@@ -43,7 +43,7 @@ class _Operation(Struct, rename="camel"):
 class _Position(Struct, rename="camel"):
     queue: str
     consumer_group: str
-    offset: int | None
+    offset: Annotated[int, Meta(ge=0, le=limits.INT64_MAX)] | None
     partition: str | None = None
 
 
@@ -159,8 +159,6 @@ def _ack(operation: _Operation) -> Ack:
 def _position(position: _Position) -> PositionCommit:
     partition = position.partition or DEFAULT_PARTITION
     check_names(position.queue, partition, position.consumer_group)
-    if position.offset is not None and (not is_int(position.offset) or position.offset < 0):
-        raise BadRequest("a position's `offset` must be an integer, 0 or more, or null")
     return PositionCommit(position.queue, position.consumer_group, partition, position.offset)
 
 
@@ -224,5 +222,5 @@ def render_refusal(error: QueenError, reason: str, transaction_id: str) -> bytes
     return encode(_Answer(transaction_id, False, [], reason, error.detail))
 
 
-REQUEST, STEPS = _Body, (_Pushed, _Acked, _Positioned)
+REQUEST, POSITION, STEPS = _Body, _Position, (_Pushed, _Acked, _Positioned)
 """The records of this module, for the protocol's description."""
