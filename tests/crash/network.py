@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -28,7 +27,6 @@ class NetworkCampaign(Campaign):
     def __init__(self, directory: Path, seed: int, summary: Summary) -> None:
         super().__init__(directory, seed, summary)
         self._proxy = Proxy(lambda: self.node.port)
-        self.world.margin = math.inf  # a frozen link brings late what was claimed long ago
         self.world.grace = GRACE_SECONDS
 
     @property

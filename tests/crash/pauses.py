@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import struct
@@ -30,10 +29,6 @@ class PauseCampaign(Campaign):
 
     reconnects: ClassVar[bool] = True
     start_kill_share: ClassVar[float] = 0.0
-
-    def __init__(self, directory: Path, seed: int, summary: Summary) -> None:
-        super().__init__(directory, seed, summary)
-        self.world.margin = math.inf
 
     async def trouble(self) -> None:
         for _ in range(PAUSES_PER_ROUND):

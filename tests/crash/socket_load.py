@@ -14,7 +14,7 @@ import trio
 from .history import Call
 from .load import entry
 from .peer import Lost
-from .sockets import SocketPeer, on_socket
+from .sockets import Arrival, SocketPeer, on_socket
 from .world import AUTO, SOCKET_LOCKS, World
 
 FIRST = 100
@@ -23,6 +23,8 @@ SUBSCRIPTIONS = (("orders", "g1"), ("events", "g2"), ("events", AUTO))
 TAILS = ("orders", "events", "results")
 WATCHES = (("counters", "c"), ("races", "r"))
 CREDIT = 40
+BEAT_SECONDS = 0.05
+"""A subscriber to whom nothing comes for so long asks whether it is alive."""
 
 
 class SocketUser:
@@ -43,17 +45,18 @@ class SocketUser:
         lease = self.random.choice((1, 2, 5))
         body = {"sub": "s", "queue": queue, "group": group, "subscriptionMode": "all", "autoAck": auto}
         body |= {"credit": CREDIT, "batch": self.random.randint(1, 20), "partitions": 3, "leaseSeconds": lease}
-        began = time.monotonic()
+        began = time.monotonic()  # nothing can have been claimed for it before
         deliveries: list[Call] = []
         try:
             await self.peer.call("subscribe", body)
             until = trio.current_time() + self.random.uniform(0.2, 3.0)
             while trio.current_time() < until:
-                event = await self.peer.event("s", until - trio.current_time())
-                if event is None or event["event"] != "messages":
-                    continue
-                deliveries.append(self._delivered(queue, group, lease, event, began))
-                await self._settle(event, group)
+                event = await self.peer.event("s", min(until - trio.current_time(), BEAT_SECONDS))
+                if event is None:
+                    await self.peer.beat()
+                elif event.frame["event"] == "messages":
+                    deliveries.append(self._delivered(queue, group, lease, event, began))
+                    await self._settle(event.frame, group)
             self._end(deliveries)
             if self.random.random() < 0.3:
                 await self.peer.call("unsubscribe", {"sub": "s"})
@@ -65,16 +68,16 @@ class SocketUser:
                 self.world.history.calls.append(lost)
 
     def _end(self, deliveries: list[Call]) -> None:
-        """Its leases end with it; until it last heard of the broker they had not."""
+        """Its leases end with it; as long as the broker answered they had not."""
         for call in deliveries:
-            call.body.setdefault("until", self.peer.heard)
+            call.body.setdefault("until", self.peer.exchanges.alive)
 
-    def _delivered(self, queue: str, group: str, lease: int, event: dict[str, Any], began: float) -> Call:
-        """The delivery as a pop. It was claimed before it came: at the earliest when the subscription began."""
-        sent = max(began, self.peer.heard - self.world.margin)
-        body = {"queue": queue, "consumerGroup": group, "leaseSeconds": lease, "batch": len(event["messages"])}
-        call = Call(self.world.history.round, self.peer.worker, "pop", body, sent, self.peer.heard, 200)
-        call.answer = {"messages": event["messages"]}
+    def _delivered(self, queue: str, group: str, lease: int, event: Arrival, began: float) -> Call:
+        """The delivery as a pop, that was sent when it can have been claimed at the earliest."""
+        sent, messages = max(began, event.since), event.frame["messages"]
+        body = {"queue": queue, "consumerGroup": group, "leaseSeconds": lease, "batch": len(messages)}
+        call = Call(self.world.history.round, self.peer.worker, "pop", body, sent, event.at, 200)
+        call.answer = {"messages": messages}
         self.world.history.calls.append(call)
         return call
 
@@ -102,9 +105,10 @@ class SocketUser:
         until = trio.current_time() + self.random.uniform(0.3, 4.0)
         while True:
             left = until - trio.current_time() if seconds is None else seconds
-            event = await self.peer.event("t", max(left, 0))
-            if event is None:
+            arrival = await self.peer.event("t", max(left, 0))
+            if arrival is None:
                 return
+            event = arrival.frame
             self._note("tail", {"queue": queue}, event)
             if event["event"] == "messages":
                 places[event["partition"]] = event["messages"][-1]["offset"] + 1
@@ -121,9 +125,10 @@ class SocketUser:
         until = trio.current_time() + self.random.uniform(0.3, 4.0)
         while True:
             left = until - trio.current_time() if seconds is None else seconds
-            event = await self.peer.event("w", max(left, 0))
-            if event is None:
+            arrival = await self.peer.event("w", max(left, 0))
+            if arrival is None:
                 return
+            event = arrival.frame
             self._note("watched", {"ns": ns, "prefix": prefix}, event)
             versions = [change["version"] for change in event.get("changes", ())] + [event.get("version", 0)]
             self.world.watched[ns, prefix] = max(self.world.watched[ns, prefix], *versions)

@@ -6,11 +6,11 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import trio
-from trio_websocket import ConnectionClosed, HandshakeError, WebSocketConnection, wrap_client_stream
+from trio_websocket import ConnectionClosed, HandshakeError, wrap_client_stream
 
 from .history import Call, History
 from .peer import ANSWER_SECONDS, Lost
@@ -21,10 +21,49 @@ SOCKET_OPS = frozenset({"push", "pop", "ack", "kv", "locks", "timers", "transact
 TRUTHS = {"true": True, "false": False}
 
 
+class Connection(Protocol):
+    """What carries the frames; it loses none, and keeps their order."""
+
+    async def send_message(self, message: str) -> None: ...
+
+    async def get_message(self) -> str | bytes: ...
+
+
+class Arrival(NamedTuple):
+    """An event, when it came, and an instant before which nothing of it can have been decided (`Exchanges`)."""
+
+    frame: dict[str, Any]
+    at: float
+    since: float
+
+
+class Exchanges:
+    """When the events of one connection can have been decided, at the earliest; however late they are read.
+
+    Every answer waits for all that the broker decided before it to be durable, and frames keep their order. What was
+    decided before a request was sent so leaves the broker at about the time of its answer, and before the answer to
+    another request that was sent when the first had been answered. What comes behind that one was decided later than
+    the first request was sent. No clock and no bound on any delay is in this.
+    """
+
+    def __init__(self, began: float) -> None:
+        self.since = began
+        """What comes now was decided after this instant."""
+        self.alive = began
+        """The last request that was answered was sent then: until then the broker had the connection."""
+        self._last = (began, began)
+
+    def answered(self, sent: float, at: float) -> None:
+        """The answer to a request that was sent at `sent` came at `at`."""
+        self.alive = max(self.alive, sent)
+        if sent >= self._last[1]:
+            self.since, self._last = self._last[0], (sent, at)
+
+
 class SocketPeer:
     """One connection. Requests may overlap; each waits for the reply with its own id."""
 
-    def __init__(self, connection: WebSocketConnection, history: History, worker: int, grace: float) -> None:
+    def __init__(self, connection: Connection, history: History, worker: int, grace: float) -> None:
         self._connection = connection
         self.history = history
         self.worker = worker
@@ -32,11 +71,14 @@ class SocketPeer:
         self._serial = 0
         self._replies: dict[int, dict[str, Any]] = {}
         self._arrived: dict[int, trio.Event] = {}
-        self._events: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self._events: dict[str, list[Arrival]] = defaultdict(list)
+        self._ordered: dict[int, float] = {}
+        """When the requests under way were sent whose answers wait for what was decided before them."""
         self._news = trio.Event()
         self._closed = False
         self.heard = time.monotonic()
-        """When the last frame came: until then it was certainly alive, for both sides."""
+        """When the last frame came."""
+        self.exchanges = Exchanges(self.heard)
 
     async def call(self, op: str, body: dict[str, Any]) -> Call:
         """As `Peer.call`."""
@@ -56,9 +98,16 @@ class SocketPeer:
         call.answer = {"results": [call.answer]}
         return call
 
+    async def beat(self) -> None:
+        """An exchange that tells how late events may be, and that the connection is alive; not in the history."""
+        fields = {"operations": [{"op": "get", "ns": "beats", "key": "none"}]}
+        await self._exchange(Call(self.history.round, self.worker, "kv", fields, time.monotonic()), "kv", fields)
+
     async def _exchange(self, call: Call, op: str, fields: dict[str, Any]) -> None:
         self._serial += 1
         number = self._serial
+        if op in SOCKET_OPS:
+            self._ordered[number] = call.sent
         arrived = self._arrived[number] = trio.Event()
         try:
             with trio.fail_after(ANSWER_SECONDS):
@@ -87,7 +136,7 @@ class SocketPeer:
             call.answered = time.monotonic()
         raise Lost(f"{op}: {error!r}") from error
 
-    async def event(self, name: str, seconds: float = math.inf) -> dict[str, Any] | None:
+    async def event(self, name: str, seconds: float = math.inf) -> Arrival | None:
         """The next event of this subscription, tail or watch; None after that time. Raises Lost."""
         with trio.move_on_after(seconds):
             while not self._events[name]:
@@ -104,10 +153,15 @@ class SocketPeer:
                 frame = msgspec.json.decode(await self._connection.get_message())
                 self.heard = time.monotonic()
                 if "event" not in frame:
-                    self._replies[frame["id"]] = frame
-                    self._arrived.pop(frame["id"]).set()
+                    number = frame["id"]
+                    sent = self._ordered.pop(number, None)
+                    if sent is not None and frame["ok"]:
+                        self.exchanges.answered(sent, self.heard)
+                    self._replies[number] = frame
+                    self._arrived.pop(number).set()
                     continue
-                self._events[frame.get("sub") or frame.get("watch") or frame["event"]].append(frame)
+                name = frame.get("sub") or frame.get("watch") or frame["event"]
+                self._events[name].append(Arrival(frame, self.heard, self.exchanges.since))
                 self._wake()
         except (ConnectionClosed, trio.BrokenResourceError, trio.ClosedResourceError):
             pass

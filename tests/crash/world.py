@@ -66,8 +66,6 @@ class World:
         """The next offset of each partition, of each queue that is tailed."""
         self.watched: dict[tuple[str, str], int] = {}
         """The version behind which the watch of (namespace, prefix) goes on."""
-        self.margin = 0.25
-        """Seconds by which a delivery may have been claimed before it came (seconds)."""
         self.grace = 0.0
         """Seconds after a connection's end until nothing of it can be under way any more."""
         self._serial = 0
