@@ -11,6 +11,13 @@ import trio
 from queen_actors.values import SECOND
 
 
+READS = 3
+
+
+def _wall(given: int | None) -> int:
+    return time.time_ns() // 1000 if given is None else given
+
+
 class TrioClock:
     """The wall clock read once, then carried by Trio's own (monotonic, or virtual in tests).
 
@@ -19,8 +26,8 @@ class TrioClock:
     """
 
     def __init__(self, wall: int | None = None) -> None:
-        started = time.time_ns() // 1000 if wall is None else wall
-        self._anchor = started - int(trio.current_time() * SECOND)
+        # Both clocks must be read at one moment; of a few tries, the one with the least between the two is the highest
+        self._anchor = max(_wall(wall) - int(trio.current_time() * SECOND) for _ in range(READS))
         self._last = 0
 
     def now(self) -> int:

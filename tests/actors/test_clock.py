@@ -25,3 +25,21 @@ async def test_a_wall_clock_that_jumps_moves_nothing(
     assert clock.now() - began == pytest.approx(10 * SECOND, abs=10)
     await clock.sleep_until(began + 20 * SECOND)
     assert clock.now() - began == pytest.approx(20 * SECOND, abs=10)
+
+
+async def test_a_start_that_loses_the_processor(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wall clock is read, and for three seconds the process does not run: the broker's clock is not three seconds
+    late for it."""
+    wall, stops = 1_700_000_000_000_000_000, [3.0]
+
+    def read() -> int:
+        nonlocal wall
+        seen = wall
+        if stops:
+            lost = stops.pop()
+            wall += int(lost * 1_000_000_000)
+            autojump_clock.jump(lost)
+        return seen
+
+    monkeypatch.setattr(time, "time_ns", read)
+    assert TrioClock().now() == pytest.approx(wall // 1000, abs=10)
