@@ -10,7 +10,6 @@ import trio
 
 from queen_actors.values import SECOND
 
-
 READS = 3
 
 
