@@ -12,9 +12,10 @@ import argparse
 import contextlib
 import json
 import os
+import sys
 import time
 
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
@@ -22,16 +23,19 @@ URL = os.environ.get("QUEEN_URL", "http://127.0.0.1:6632")
 
 
 def open_socket() -> ClientConnection:
-    """Connect, trying for half a minute: the broker may be starting."""
+    """Connect, trying until the broker is there: it may be starting."""
     address = URL.replace("http", "ws", 1) + "/api/v1/ws"
-    give_up = time.monotonic() + 30
+    told = False
     while True:
         try:
             return connect(address, subprotocols=[Subprotocol("queen.v1")])
-        except ConnectionRefusedError:
-            if time.monotonic() > give_up:
-                raise
-            time.sleep(0.1)
+        except (OSError, InvalidHandshake) as error:
+            if isinstance(error, InvalidStatus) and error.response.status_code not in (429, 503):
+                raise SystemExit(f"the broker refused: {error}") from None
+            if not told:
+                print(f"waiting for the broker at {URL}: {error}", file=sys.stderr, flush=True)
+                told = True
+            time.sleep(0.2)
 
 
 def main() -> None:
