@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import hypothesis
 import requests
 import schemathesis
 from hypothesis.errors import HypothesisException, Unsatisfiable
+from hypothesis.internal.conjecture import providers
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.failures import Failure, FailureGroup
 from schemathesis.generation import GenerationMode
@@ -45,7 +47,7 @@ def fuzz(directory: Path, seed: int, inputs: int) -> Summary:
     with Target(directory) as target, requests.Session() as session:
         session.trust_env = False
         schema = schemathesis.openapi.from_url(f"{target.url}/static/openapi.json")
-        strategies = list(_strategies(schema))
+        strategies = list(inputs_of(schema))
         for turn in range(TURNS):
             share = math.ceil((inputs - summary.inputs) / len(strategies))
             for mode, operation in strategies:
@@ -57,13 +59,13 @@ def fuzz(directory: Path, seed: int, inputs: int) -> Summary:
                         summary.violations.append(told)
 
                 if summary.inputs < inputs:
-                    _many(operation.as_strategy(generation_mode=mode), send, seed + turn, share)
+                    many(operation.as_strategy(generation_mode=mode), send, seed + turn, share)
     summary.violations += target.violations
     summary.figures = target.figures
     return summary
 
 
-def _strategies(schema: Any) -> Iterator[tuple[GenerationMode, Any]]:
+def inputs_of(schema: Any) -> Iterator[tuple[GenerationMode, Any]]:
     """Each operation, with what the description allows and with what it does not."""
     operations = [found.ok() for found in schema.get_all_operations()]
     for mode in (GenerationMode.NEGATIVE, GenerationMode.POSITIVE):
@@ -71,8 +73,9 @@ def _strategies(schema: Any) -> Iterator[tuple[GenerationMode, Any]]:
             yield mode, operation
 
 
-def _many(strategy: Any, send: Callable[[Any], None], seed: int, most: int) -> None:
-    """Call it with so many examples; fewer when there are no more, and none when there cannot be any."""
+def many(strategy: Any, send: Callable[[Any], None], seed: int, most: int) -> None:
+    """Call it with so many examples, the same everywhere with the same seed; fewer when there are no more, and none
+    when there cannot be any."""
 
     @hypothesis.seed(seed)
     @hypothesis.settings(
@@ -87,11 +90,26 @@ def _many(strategy: Any, send: Callable[[Any], None], seed: int, most: int) -> N
         send(case)
 
     try:
-        run()
+        with _same_everywhere():
+            run()
     except Unsatisfiable:  # no request breaks the description of an operation without parameters
         pass
     except HypothesisException as odd:
         logging.getLogger(__name__).info("no more examples: %r", odd)
+
+
+@contextmanager
+def _same_everywhere() -> Iterator[None]:
+    """Hypothesis mixes numbers and texts of the source files that are loaded into what it draws: without them a seed's
+    inputs do not depend on what else has run, nor on a change somewhere else."""
+    usual = providers._get_local_constants
+    providers._get_local_constants = providers.Constants
+    providers.CONSTANTS_CACHE.cache.clear()
+    try:
+        yield
+    finally:
+        providers._get_local_constants = usual
+        providers.CONSTANTS_CACHE.cache.clear()
 
 
 def _send(case: Any, url: str, session: requests.Session, mode: GenerationMode, summary: Summary) -> str | None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import time
 from pathlib import Path
 from random import Random
 
 import pytest
+import schemathesis
 import trio
 
+from queen_actors.api.openapi import document
+from queen_actors.api.routes import TABLE
 from queen_actors.errors import BadRequest, InternalError
+from queen_actors.wire.frames import encode
 
 from . import decoders, http, socket, target
 
@@ -65,6 +70,27 @@ def test_the_same_seed_makes_the_same_inputs(tmp_path: Path) -> None:
     for name, decoder in decoders.decoders(tmp_path).items():
         assert decoders.make(Random(name), decoder) == decoders.make(Random(name), decoder)
     assert socket.conversation(Random("1:2")) == socket.conversation(Random("1:2"))
+
+
+def test_the_same_seed_makes_the_same_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when other code is loaded by then: an unlucky input is no matter of an unrelated change."""
+    schema = schemathesis.openapi.from_dict(json.loads(encode(document(TABLE))))
+
+    def drawn() -> list[str]:
+        found: list[str] = []
+        for mode, operation in http.inputs_of(schema):
+            if operation.label in ("POST /api/v1/locks", "GET /api/v1/dlq"):
+                strategy = operation.as_strategy(generation_mode=mode)
+                http.many(strategy, lambda case: found.append(f"{case.query} {case.body}"), SEED, 50)
+        return found
+
+    first = drawn()
+    numbers = ", ".join(str(70_000_000_000 + number) for number in range(400))
+    (tmp_path / "loaded_later.py").write_text(f"NUMBERS = ({numbers})\nTEXTS = ('one', 'other')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("loaded_later")
+    assert drawn() == first
+    assert len(set(first)) > 50
 
 
 @pytest.mark.parametrize(
