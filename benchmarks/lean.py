@@ -22,6 +22,7 @@ from faces import hold
 
 MARKER = b"order.updated"
 """Once in every payload (`measure.payload`)."""
+PING = 0x9
 READ_BYTES = 1 << 20
 _NO_MASK = bytes(4)
 
@@ -83,8 +84,7 @@ class Connection:
         return found
 
     def frames(self) -> list[bytes]:
-        """Read once; the whole messages that there are by now (fragments are put together, control frames are not
-        told)."""
+        """Read once; the whole messages that there are by now (fragments are put together, pings are answered)."""
         self._unread += self._read()
         return self._split()
 
@@ -101,6 +101,8 @@ class Connection:
                 size, begin = int.from_bytes(data[begin : begin + 8], "big"), begin + 8
             if len(data) < begin + size or begin > len(data):
                 break
+            if opcode == PING:
+                self.send(bytes((0x8A, 0x80 | size)) + bytes(4) + data[begin : begin + size])
             if opcode < 8:
                 parts.append(data[begin : begin + size])
                 if data[at] & 0x80:
