@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 import struct
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import trio
 import trio.testing
+from loopback import Network
 from wsproto import ConnectionType, WSConnection
 from wsproto.connection import ConnectionState
 from wsproto.events import (
@@ -27,6 +30,7 @@ from queen_actors.api import Api, Authorize
 from queen_actors.api.access import open_to_all
 from queen_actors.broker import Broker, running
 from queen_actors.config import Settings
+from queen_actors.serve.listen import serve
 from queen_actors.serve.socket import Sockets
 from queen_actors.storage.memory import Faults, MemoryStore
 
@@ -179,7 +183,7 @@ class Peer:
 
 
 class House:
-    """A broker with its socket server, and peers over streams in memory."""
+    """A broker with the whole server over it, and peers over pairs of sockets (virtual time: loopback.py)."""
 
     def __init__(self, broker: Broker, settings: Settings, nursery: trio.Nursery, authorize: Authorize) -> None:
         self.broker = broker
@@ -188,18 +192,39 @@ class House:
         self.api = Api(broker, settings, authorize)
         self.sockets = Sockets(self.api, broker, settings, self.shutdown, authorize)
         self.nursery = nursery
+        self._authorize = authorize
+        self._streams: list[trio.SocketStream] = []
+        self._network = Network()
+        self._listener = self._network.listen()
 
-    def stream(self) -> trio.testing.StapledStream | Any:
+    async def open(self) -> None:
+        """Serve; until the nursery is cancelled."""
+        serving = partial(serve, self.broker, self.settings, shutdown=self.shutdown, authorize=self._authorize)
+        await self.nursery.start(partial(serving, listeners=[self._listener], websocket_handler=self.sockets.serve))
+
+    async def stream(self) -> trio.SocketStream:
         """A new connection, of which nothing has been said yet."""
-        ours, theirs = trio.testing.memory_stream_pair()
+        opened = await self._network.open_tcp_stream("127.0.0.1", self._listener.port)
+        self._streams.append(opened)
+        return opened
+
+    def direct(self) -> trio.SocketStream:
+        """One of the socket server alone, with nobody before it who judges what a request is."""
+        ours, theirs = (trio.SocketStream(trio.socket.from_stdlib_socket(end)) for end in socket.socketpair())
+        self._streams.append(ours)
         self.nursery.start_soon(self.sockets.serve, theirs)
         return ours
+
+    async def close(self) -> None:
+        """Close what the tests have left open at their end of the connections."""
+        for stream in self._streams:
+            await trio.aclose_forcefully(stream)
 
     async def connect(
         self, *, answers_pings: bool = True, stream: trio.abc.Stream | None = None, **upgrade: Any
     ) -> Peer:
         """A peer whose upgrade was accepted. Raises Rejected."""
-        peer = Peer(stream or self.stream(), answers_pings=answers_pings)
+        peer = Peer(stream or await self.stream(), answers_pings=answers_pings)
         self.nursery.start_soon(peer.run)
         await peer.upgrade(**upgrade)
         with trio.fail_after(60):
@@ -223,8 +248,14 @@ async def house(
     settings: Settings = IN_MEMORY, *, authorize: Authorize = open_to_all, faults: Faults | None = None
 ) -> AsyncGenerator[House, None]:
     async with running(MemoryStore(retain=True, faults=faults), settings) as broker, trio.open_nursery() as nursery:
-        yield House(broker, settings, nursery, authorize)
-        nursery.cancel_scope.cancel()
+        opened = House(broker, settings, nursery, authorize)
+        await opened.open()
+        try:
+            yield opened
+        finally:
+            nursery.cancel_scope.cancel()
+            with trio.CancelScope(shield=True):
+                await opened.close()
 
 
 class NarrowStream(trio.abc.HalfCloseableStream):

@@ -380,8 +380,7 @@ async def test_pings_of_the_client_are_answered(hall: House, monkeypatch: pytest
 @pytest.mark.parametrize("cut", ["at once", "in two", "byte by byte"])
 async def test_frames_behind_the_request(hall: House, cut: str) -> None:
     """What a hasty peer sends before the 101 is served once it has been sent, and before what comes later."""
-    mine, theirs = trio.testing.memory_stream_pair()
-    hall.nursery.start_soon(hall.sockets.serve, theirs)
+    mine = await hall.stream()
     request = (
         b"GET /api/v1/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"

@@ -122,7 +122,7 @@ async def test_no_delivery_limit(hall: House) -> None:
 
 async def test_frames_are_never_compressed(hall: House) -> None:
     """A client that asks for `permessage-deflate` is served without it: the operator cannot allow it here."""
-    ours = hall.stream()
+    ours = await hall.stream()
     peer = Peer(ours)
     await peer.upgrade(headers=[("Sec-WebSocket-Extensions", "permessage-deflate; client_max_window_bits")])
     answer = b""

@@ -126,7 +126,7 @@ async def test_messages_in_many_fragments_are_served(watched: House) -> None:
 
 async def test_byte_by_byte(watched: House) -> None:
     """However the bytes are cut on the way, the same is said."""
-    peer = Peer(watched.stream())
+    peer = Peer(await watched.stream())
     watched.nursery.start_soon(peer.run)
     head = (
         b"GET /api/v1/ws HTTP/1.1\r\nHost: x\r\nConnection: keep-alive, Upgrade\r\nUpgrade: WebSocket\r\n"
@@ -138,7 +138,7 @@ async def test_byte_by_byte(watched: House) -> None:
         await peer.raw(bytes([byte]))
     assert (await peer.reply("ok"))["ok"]
     await peer.close()
-    stream = watched.stream()
+    stream = await watched.stream()
     for byte in head:
         await stream.send_all(bytes([byte]))
     assert (await stream.receive_some()).startswith(b"HTTP/1.1 101 ")
@@ -184,7 +184,7 @@ def head(line: str = "GET /api/v1/ws HTTP/1.1", **changes: str | None) -> bytes:
 )
 async def test_a_bad_upgrade_is_refused(watched: House, data: bytes, status: int) -> None:
     """What is no upgrade request of ours is answered as HTTP has it, and its connection closed."""
-    stream = watched.stream()
+    stream = watched.direct()
     await stream.send_all(data)
     answer = b""
     with trio.fail_after(5):
@@ -196,7 +196,7 @@ async def test_a_bad_upgrade_is_refused(watched: House, data: bytes, status: int
 
 async def test_an_upgrade_that_never_ends(watched: House) -> None:
     """A head has 10 s to arrive."""
-    stream = watched.stream()
+    stream = watched.direct()
     await stream.send_all(head()[:-2])
     began = trio.current_time()
     assert await stream.receive_some() == b""
@@ -207,7 +207,7 @@ async def test_an_upgrade_that_never_ends(watched: House) -> None:
 @pytest.mark.parametrize("sent", [b"", b"GET /api/v1/ws HT", head()])
 async def test_a_peer_that_leaves_during_the_upgrade(watched: House, sent: bytes) -> None:
     """Whoever leaves at any point of it leaves nothing behind."""
-    stream = watched.stream()
+    stream = await watched.stream()
     if sent:
         await stream.send_all(sent)
     await stream.aclose()
@@ -215,7 +215,7 @@ async def test_a_peer_that_leaves_during_the_upgrade(watched: House, sent: bytes
 
 async def test_frames_in_the_packet_of_the_upgrade(watched: House) -> None:
     """A client may not send before it is answered; one that does harms itself at the most."""
-    stream = watched.stream()
+    stream = await watched.stream()
     await stream.send_all(head() + OK * 3 + frame(CLOSE))
     assert (await stream.receive_some()).startswith(b"HTTP/1.1 101 ")
     await stream.aclose()

@@ -302,7 +302,7 @@ async def test_a_peer_that_ignores_the_close_does_not_delay_shutdown() -> None:
 async def test_connecting_while_the_server_stops(hall: House) -> None:
     """A connection that comes through at the last moment is welcomed, and closed at once."""
     hall.shutdown.set()
-    peer = await hall.connect()
+    peer = await hall.connect(stream=hall.direct())
     await peer.ended.wait()
     assert peer.closed == (1001, "going away")
 
