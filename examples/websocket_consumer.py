@@ -9,17 +9,19 @@ message is with another consumer at once.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
+import signal
 import sys
-import time
+import threading
 
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 URL = os.environ.get("QUEEN_URL", "http://127.0.0.1:6632")
+STOP = threading.Event()
+"""Ctrl-C was pressed."""
 
 
 def open_socket() -> ClientConnection:
@@ -35,7 +37,8 @@ def open_socket() -> ClientConnection:
             if not told:
                 print(f"waiting for the broker at {URL}: {error}", file=sys.stderr, flush=True)
                 told = True
-            time.sleep(0.2)
+            if STOP.wait(0.2):
+                raise SystemExit from None
 
 
 def main() -> None:
@@ -45,8 +48,11 @@ def main() -> None:
     with open_socket() as socket:
         subscribe = {"id": 1, "op": "subscribe", "sub": "s", "queue": "orders", "group": "shipping", "credit": 10}
         socket.send(json.dumps(subscribe))
-        while left is None or left > 0:
-            frame = json.loads(socket.recv())
+        while not STOP.is_set() and (left is None or left > 0):
+            try:
+                frame = json.loads(socket.recv(timeout=0.2))
+            except TimeoutError:
+                continue
             if frame.get("ok") is False:
                 raise SystemExit(f"the broker refused: {frame['error']}")
             if frame.get("event") != "messages":
@@ -64,13 +70,14 @@ def main() -> None:
                 )
             socket.send(json.dumps({"id": 2, "op": "ack", "consumerGroup": "shipping", "acknowledgments": acks}))
             left = None if left is None else left - len(acks)
-        while json.loads(socket.recv()).get("id") != 2:
+        while left == 0 and json.loads(socket.recv()).get("id") != 2:
             pass  # leave when the last ack is answered: it is durable then
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        try:
-            main()
-        except ConnectionClosed as end:
-            raise SystemExit(f"the broker has ended the connection: {end}") from None
+    # Ctrl-C as an exception could strike inside the client while it holds a lock that its close needs
+    signal.signal(signal.SIGINT, lambda *_: STOP.set())
+    try:
+        main()
+    except ConnectionClosed as end:
+        raise SystemExit(f"the broker has ended the connection: {end}") from None
