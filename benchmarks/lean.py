@@ -238,7 +238,7 @@ class Pusher:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socks.append(sock)
             self._idle.append(sock)
-            loop.watch(sock, lambda sock=sock: self._answered(sock))  # type: ignore[misc]
+            loop.watch(sock, lambda sock=sock: self._answered(sock))  # type: ignore[misc]  # a default of a lambda has no type
 
     def start(self) -> None:
         """Send wherever nothing is under way and `may` allows it."""

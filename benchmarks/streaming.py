@@ -73,7 +73,7 @@ def plain_loop(subscribers: int, seconds: float) -> Line:
         loop = Loop()
         receivers = [Connection(server.port, "/") for _ in range(subscribers)]
         for one in receivers:
-            loop.watch(one.sock, lambda one=one: one.counted())  # type: ignore[misc]
+            loop.watch(one.sock, lambda one=one: one.counted())  # type: ignore[misc]  # a default of a lambda has no type
         return steady(server, loop, receivers, seconds)
 
 
@@ -102,7 +102,7 @@ def live(kind: str, subscribers: int, seconds: float, *, batched: bool) -> Line:
             pusher.start()
 
         for one in receivers:
-            loop.watch(one.sock, lambda one=one: readable(one))  # type: ignore[misc]
+            loop.watch(one.sock, lambda one=one: readable(one))  # type: ignore[misc]  # a default of a lambda has no type
             one.begin()
         pusher.start()
         return steady(server, loop, receivers, seconds)
@@ -165,10 +165,10 @@ def throughputs(subscribers: int, seconds: float, *, quick: bool) -> dict[str, C
     for kind in ("tail", "group"):
         for batched in (False, True):
             what = f"{kind} {subscribers} {'batched' if batched else 'one a frame'}"
-            found[f"{what} stored"] = lambda kind=kind, batched=batched: stored(  # type: ignore[misc]
+            found[f"{what} stored"] = lambda kind=kind, batched=batched: stored(  # type: ignore[misc]  # a default of a lambda has no type
                 kind, subscribers, batched=batched, quick=quick
             )
-            found[f"{what} live"] = lambda kind=kind, batched=batched: live(  # type: ignore[misc]
+            found[f"{what} live"] = lambda kind=kind, batched=batched: live(  # type: ignore[misc]  # a default of a lambda has no type
                 kind, subscribers, seconds, batched=batched
             )
     return found
