@@ -19,6 +19,7 @@ from queen_actors.values import MILLISECOND, QUEUE_MODE, SECOND
 
 from .acks import Acks
 from .core import Core, Draft
+from .log import tell_decided
 from .partition import Producers, offset_at
 from .queue import GroupIndex, Waiter, claimable_at
 from .ready import Ready
@@ -163,6 +164,7 @@ class Pops:
             waiters.enter(waiter)
             call.waiter = waiter
         waiters.park(call.waiter)
+        tell_decided()
         try:
             with trio.move_on_at(deadline):
                 await call.waiter.event.wait()

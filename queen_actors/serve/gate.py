@@ -7,6 +7,8 @@ from typing import TypeVar
 
 import trio
 
+from queen_actors.actors.log import tell_decided
+
 from .outbox import Outbox
 
 T = TypeVar("T")
@@ -33,14 +35,17 @@ class Gate:
         """What `ask` returns; None when the gate was closed before it had anything. `ask` must be safe to cancel.
 
         None also for who is not `patient` while the gate is held: the reader that waits for him would never see the
-        pong by which it opens.
+        pong by which it opens. Who is patient, and has to wait here, lets those behind him pass: his turn comes later.
         """
         while True:
             while self._held and not self.closed:
                 if not patient:
                     return None
+                tell_decided()
                 await self._open.park()
             if not self.closed:
+                if patient and self._outbox.full:
+                    tell_decided()
                 await self._outbox.room()
             if self.closed:
                 return None

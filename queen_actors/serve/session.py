@@ -171,7 +171,7 @@ class Session:
         decided = trio.Event()
         requests.start_soon(self._answer, frame, work, decided)
         await trio.lowlevel.checkpoint()
-        if not decided.is_set() and not waits:
+        if not decided.is_set():
             with self._pause():
                 await decided.wait()
 
