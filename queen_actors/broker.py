@@ -148,10 +148,10 @@ class Broker:
         self.counts.popped(reply)
         return reply
 
-    async def ack(self, acks: Sequence[Ack]) -> list[AckOutcome]:
+    async def ack(self, acks: Sequence[Ack]) -> Sequence[AckOutcome]:
         """Settle messages; one outcome per ack, in order (8)."""
         outcomes = await self._acks.ack(acks)
-        self.counts.acked([ack.status for ack in acks], outcomes)
+        self.counts.acked(acks, outcomes)
         return outcomes
 
     async def extend(self, lease_id: str, seconds: int) -> LeaseExtended:

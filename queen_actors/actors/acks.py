@@ -13,6 +13,7 @@ from queen_actors.domain import cursor as rules
 from queen_actors.domain.cursor import Ack, AckOutcome, Claim, LeaseEnd, LeaseExtended, Signal
 from queen_actors.domain.effects import CursorDropped, CursorPut, DeadLetterPut, Effect, QueueDropped, Record
 from queen_actors.domain.partition import PartitionState
+from queen_actors.domain.runs import RunSettled, run_of, settle
 from queen_actors.errors import QueenError, StorageFull
 from queen_actors.values import SECOND
 
@@ -90,15 +91,29 @@ class Acks:
 
     # -- ack -------------------------------------------------------------------------------------------------------
 
-    async def ack(self, acks: Sequence[Ack]) -> list[AckOutcome]:
+    async def ack(self, acks: Sequence[Ack]) -> Sequence[AckOutcome]:
         """Settle messages; each entry has an outcome of its own, in order. One step of the log."""
         await self._core.turn(self.keys(acks) if self._core.turns.busy else ())
-        loaded = await self.load(acks)
         draft = Draft(self._core)
-        outcomes = self.decide(draft, acks, loaded)
+        outcomes: Sequence[AckOutcome] | None = self.run(draft, acks)
+        if outcomes is None:
+            loaded = await self.load(acks)
+            draft = Draft(self._core)
+            outcomes = self.decide(draft, acks, loaded)
         self._core.commit(draft)
         await self._core.log.durable()
         return outcomes
+
+    def run(self, draft: Draft, acks: Sequence[Ack]) -> RunSettled | None:
+        """What `decide` says, in one pass, of acks that are a run; None, and the draft as it was, where it is asked."""
+        run = run_of(acks)
+        partition = None if run is None else self._core.directory.partition(run.pid)
+        found = None if run is None or partition is None else settle(partition, run, draft.now)
+        if run is None or found is None:
+            return None
+        after, released = found
+        draft.effects.append(after)
+        return RunSettled(run.txns, released)
 
     def keys(self, acks: Sequence[Ack]) -> set[Key]:
         """The actors that these acks touch."""
@@ -124,11 +139,12 @@ class Acks:
             if not spans and not records:
                 return loaded
             for span, ends in spans.items():
-                loaded.spans[span] = self._spans[span] = await self._index(span[0], *ends)
+                loaded.spans[span] = self._spans[span] = await self._producers.index(span[0], *ends)
             while len(self._spans) > SPANS:
                 self._spans.popitem(last=False)
             for pid, offsets in records.items():
-                await self._read(pid, sorted(offsets), loaded)
+                found = await self._producers.find_all(pid, sorted(offsets))
+                loaded.records.update({(pid, offset): record for offset, record in found.items()})
             await self._core.turn()  # the world may have moved meanwhile: look again
 
     def _missing(
@@ -166,32 +182,6 @@ class Acks:
     def _span(self, span: tuple[int, str, str], loaded: Loaded) -> dict[str, int] | None:
         known = loaded.spans.get(span)
         return self._spans.get(span) if known is None else known
-
-    async def _index(self, pid: int, first: int, last: int) -> dict[str, int]:
-        """The offsets of a span by transaction id, the earliest of an id that is there twice."""
-        found: dict[str, int] = {}
-        while first <= last:
-            records = await self._producers.fetch(pid, first, last - first + 1, limits.POP_BYTES)
-            for record in records:
-                found.setdefault(record.txn, record.offset)
-            if not records:
-                break
-            first = records[-1].offset + 1
-        return found
-
-    async def _read(self, pid: int, offsets: Sequence[int], loaded: Loaded) -> None:
-        """Load messages, in runs of neighbours. What retention has removed meanwhile is None."""
-        place = 0
-        while place < len(offsets):
-            first, run = offsets[place], 1
-            while place + run < len(offsets) and offsets[place + run] == first + run:
-                run += 1
-            found = await self._producers.fetch(pid, first, run, limits.POP_BYTES)
-            loaded.records.update({(pid, record.offset): record for record in found})
-            last = found[-1].offset if found else first
-            while place < len(offsets) and offsets[place] <= last:
-                loaded.records.setdefault((pid, offsets[place]), None)
-                place += 1
 
     def decide(self, draft: Draft, acks: Sequence[Ack], loaded: Loaded, *, repeats: bool = True) -> list[AckOutcome]:
         """What each ack comes to; the effects go into the draft. Call `load` just before. `repeats`: a repeat of the

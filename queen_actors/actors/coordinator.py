@@ -28,7 +28,7 @@ from queen_actors.domain.transaction import (
 from queen_actors.errors import Forbidden
 
 from . import kv, timers
-from .acks import Acks, Loaded
+from .acks import Acks
 from .core import Core, Draft
 from .kv import Keys
 from .mailbox import Key
@@ -53,23 +53,32 @@ class Coordinator:
         transaction = rules.fenced(transaction)
         acks = [step for step in transaction.steps if isinstance(step, Ack)]
         core = self._core
-        loaded = None if core.log.reloading or core.turns.busy else self._acks.loaded(acks)
-        if loaded is not None:  # there is nothing to wait for, so that it is over before anybody could be in the way
-            reply = self._step(transaction, acks, loaded)
-        else:
+        reply = None if core.log.reloading or core.turns.busy else self._at_once(transaction, acks)
+        if reply is None:
             async with core.turns.hold(self._participants(transaction, acks)):
                 await core.log.reloaded()
                 loaded = await self._acks.load(acks)
-                reply = self._step(transaction, acks, loaded)
+                draft = Draft(core)
+                reply = self._step(draft, transaction, self._acks.decide(draft, acks, loaded, repeats=False))
         await core.log.durable()
         return reply
 
-    def _step(self, transaction: Transaction, acks: Sequence[Ack], loaded: Loaded) -> TransactionReply:
-        """Decide and, unless it is refused, commit, in one go."""
+    def _at_once(self, transaction: Transaction, acks: Sequence[Ack]) -> TransactionReply | None:
+        """The whole step, if there is nothing to wait for: it is over before anybody could be in the way."""
         draft = Draft(self._core)
-        reply = self._decide(draft, transaction, acks, loaded)
+        acked: Sequence[AckOutcome] | None = self._acks.run(draft, acks)
+        if acked is None:
+            loaded = self._acks.loaded(acks)
+            if loaded is None:
+                return None
+            acked = self._acks.decide(draft, acks, loaded, repeats=False)
+        return self._step(draft, transaction, acked)
+
+    def _step(self, draft: Draft, transaction: Transaction, acked: Sequence[AckOutcome]) -> TransactionReply:
+        """Decide the rest and, unless it is refused, commit, in one go."""
+        reply = self._decide(draft, transaction, acked)
         if isinstance(reply, Committed):
-            with self._acks.ending("seek" if transaction.positions and not acks else "settled"):
+            with self._acks.ending("seek" if transaction.positions and not acked else "settled"):
                 self._core.commit(draft)
         return reply
 
@@ -81,9 +90,8 @@ class Coordinator:
         found.update(("partition", f"{p.queue}\x00{p.partition}") for p in transaction.positions)
         return found
 
-    def _decide(self, draft: Draft, transaction: Transaction, acks: Sequence[Ack], loaded: Loaded) -> TransactionReply:
-        """Ask every participant; the first refusal, in this order, is the answer (5.2)."""
-        acked = self._acks.decide(draft, acks, loaded, repeats=False)
+    def _decide(self, draft: Draft, transaction: Transaction, acked: Sequence[AckOutcome]) -> TransactionReply:
+        """Ask every other participant; the first refusal, in this order, is the answer (5.2)."""
         refused = next((outcome for outcome in acked if not outcome.success), None)
         if refused is not None:
             return rules.rejected_ack(refused.error)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from queen_actors.domain.cursor import AckOutcome, PopReply
+from queen_actors.domain.cursor import Ack, AckOutcome, PopReply
 from queen_actors.domain.effects import Appended, DeadLetterPut, Effect, KvDropped, KvPut, TimerDropped, TimerPut
 from queen_actors.domain.partition import PushOutcome
+from queen_actors.domain.runs import RunSettled
 from queen_actors.domain.transaction import Committed, TransactionReply
 
 
@@ -83,12 +84,15 @@ class Counts:
         else:
             self.pops_empty += 1
 
-    def acked(self, statuses: Sequence[str], outcomes: Sequence[AckOutcome]) -> None:
+    def acked(self, acks: Sequence[Ack], outcomes: Sequence[AckOutcome]) -> None:
         """An ack answers."""
-        for status, outcome in zip(statuses, outcomes, strict=True):
+        if isinstance(outcomes, RunSettled):
+            self.acks_completed += len(outcomes)
+            return
+        for ack, outcome in zip(acks, outcomes, strict=True):
             if not outcome.success:
                 self.acks_rejected += 1
-            elif status == "completed":
+            elif ack.status == "completed":
                 self.acks_completed += 1
             else:
                 self.acks_failed += 1

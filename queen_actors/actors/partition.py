@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
+from queen_actors import limits
 from queen_actors.domain.effects import Appended, Record
 from queen_actors.domain.partition import PartitionState, PushItem, PushOutcome
 from queen_actors.errors import StorageFailed, Unavailable
@@ -82,6 +83,34 @@ class Producers:
         """`read` by the partition's number; empty when there is no such partition (any more)."""
         partition = self._core.directory.partition(pid)
         return () if partition is None else await self.read(partition, first, count, max_bytes)
+
+    async def index(self, pid: int, first: int, last: int) -> dict[str, int]:
+        """The offsets of a span by transaction id, the earliest of an id that is there twice."""
+        found: dict[str, int] = {}
+        while first <= last:
+            records = await self.fetch(pid, first, last - first + 1, limits.POP_BYTES)
+            for record in records:
+                found.setdefault(record.txn, record.offset)
+            if not records:
+                break
+            first = records[-1].offset + 1
+        return found
+
+    async def find_all(self, pid: int, offsets: Sequence[int]) -> dict[int, Record | None]:
+        """The messages of ascending offsets, read in runs of neighbours. What retention has removed is None."""
+        loaded: dict[int, Record | None] = {}
+        place = 0
+        while place < len(offsets):
+            first, run = offsets[place], 1
+            while place + run < len(offsets) and offsets[place + run] == first + run:
+                run += 1
+            found = await self.fetch(pid, first, run, limits.POP_BYTES)
+            loaded.update({record.offset: record for record in found})
+            last = found[-1].offset if found else first
+            while place < len(offsets) and offsets[place] <= last:
+                loaded.setdefault(offsets[place], None)
+                place += 1
+        return loaded
 
     async def first_offset_at(self, pid: int, ts: int) -> int | None:
         """What the store says: the first sealed offset at or after the instant, or None."""

@@ -292,6 +292,13 @@ def _settled(cursor: CursorPut, committed: int, retries: int) -> CursorPut:
     return CursorPut(cursor.pid, cursor.group, committed, "", 0, NOTHING, retries, NOTHING, 0, whole, False)
 
 
+def completed(cursor: CursorPut, highest: int) -> tuple[CursorPut, int | None]:
+    """Everything up to `highest`, which a live lease covers, is done; with the offset whose ack ended the lease."""
+    if highest >= cursor.batch_end:
+        return _settled(cursor, highest, 0), highest
+    return replace(cursor, committed=highest, marker=highest + 1), None
+
+
 def _complete(cursor: CursorPut, spanned: dict[int, str]) -> tuple[CursorPut, list[tuple[int, str]], int | None]:
     """Only completed entries: everything up to the highest of them is committed."""
     if not spanned:
@@ -299,9 +306,8 @@ def _complete(cursor: CursorPut, spanned: dict[int, str]) -> tuple[CursorPut, li
     highest = max(spanned)
     if not cursor.lease_id:
         return replace(cursor, committed=highest, marker=NOTHING, attempts=0), [], None
-    if highest >= cursor.batch_end:
-        return _settled(cursor, highest, 0), [], highest
-    return replace(cursor, committed=highest, marker=highest + 1), [], None
+    after, ended = completed(cursor, highest)
+    return after, [], ended
 
 
 def _nack(

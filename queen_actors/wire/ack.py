@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from queen_actors import limits
 from queen_actors.domain.cursor import Ack, AckOutcome, LeaseExtended
+from queen_actors.domain.runs import AckRun, RunSettled
 from queen_actors.errors import BadRequest, TooLarge
 from queen_actors.values import QUEUE_MODE
 
@@ -69,9 +70,10 @@ def ack_status(word: Any) -> str:
     return _STATUS.get(word.lower(), "failed") if isinstance(word, str) else "failed"
 
 
-def parse_acks(body: bytes) -> list[Ack]:
-    """The acks of either route in the caller's order; both routes take both shapes. Raises 400 `bad_body`, 400
-    `bad_request` and 413 `too_large`."""
+def parse_acks(body: bytes) -> Sequence[Ack]:
+    """The acks of either route in the caller's order; both routes take both shapes. Acks of a batch that is done, which
+    differ in their transactionId alone, are an `AckRun`. Raises 400 `bad_body`, 400 `bad_request` and 413 `too_large`.
+    """
     try:
         check_utf8(body)
         parsed = decode(_body, body)
@@ -88,7 +90,30 @@ def parse_acks(body: bytes) -> list[Ack]:
         raise BadRequest("an acknowledgment needs a transactionId")
     if len(entries) > limits.ACKS_PER_CALL:
         raise TooLarge(f"{len(entries)} acknowledgments; one call takes at most {limits.ACKS_PER_CALL}")
-    return [_command(entry, parsed.consumer_group) for entry in entries]
+    return _run(entries, parsed.consumer_group) or [_command(entry, parsed.consumer_group) for entry in entries]
+
+
+def _run(entries: Sequence[_Ack], group: str | None) -> AckRun | None:
+    """The entries as a run, if all but the transactionId is the same text in each: it is looked at once."""
+    if not entries:
+        return None
+    first = entries[0]
+    pid, lease_id, status, name = first.partition_id, first.lease_id, first.status, first.consumer_group
+    if not (lease_id and isinstance(pid, str) and (status is None or isinstance(status, str))):
+        return None
+    for entry in entries:
+        if (
+            entry.lease_id != lease_id
+            or entry.partition_id != pid
+            or entry.status != status
+            or entry.consumer_group != name
+            or entry.error is not None
+        ):
+            return None
+    command = _command(first, group)
+    if command.pid is None or command.status != "completed":
+        return None
+    return AckRun(command.pid, command.group, lease_id, [entry.transaction_id for entry in entries])
 
 
 def _command(entry: _Ack, group: str | None) -> Ack:
@@ -108,7 +133,31 @@ def _command(entry: _Ack, group: str | None) -> Ack:
 
 def render_acks(outcomes: Sequence[AckOutcome]) -> bytes:
     """One entry per ack, in order."""
+    if isinstance(outcomes, RunSettled):
+        return _render_run(outcomes)
     return encode([_entry(index, outcome) for index, outcome in enumerate(outcomes)])
+
+
+_HEAD = b'{"index":%d,"transactionId":"'
+_TAIL = b'","success":true,"error":null,"leaseReleased":%b,"dlq":false,"noop":false}'
+_SEAMS = [(_TAIL % b"false" + b"," if place else b"[") + _HEAD % place for place in range(1_000)]
+"""What stands before each transactionId of a run, from the one before it on, whose ack does not end the lease."""
+
+
+def _render_run(settled: RunSettled) -> bytes:
+    """What `encode` makes of the entries. The ids are spelled together: where there is no escape, a quote ends one."""
+    spelled = encode(settled.txns)
+    txns = spelled[2:-2].split(b'","')
+    if b"\\" in spelled or len(txns) > len(_SEAMS):
+        return encode([_entry(index, outcome) for index, outcome in enumerate(settled)])
+    pieces = [b""] * (2 * len(txns))
+    pieces[::2] = _SEAMS[: len(txns)]
+    pieces[1::2] = txns
+    end = settled.released
+    if end is not None and end + 1 < len(txns):
+        pieces[2 * end + 2] = _TAIL % b"true" + b"," + _HEAD % (end + 1)
+    pieces.append(_TAIL % (b"true" if end == len(txns) - 1 else b"false") + b"]")
+    return b"".join(pieces)
 
 
 def _entry(index: int, outcome: AckOutcome) -> _Entry:

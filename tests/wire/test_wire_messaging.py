@@ -7,10 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from queen_actors.domain.cursor import Ack, AckOutcome, Claim, LeaseExtended, PopReply, PopRequest
 from queen_actors.domain.effects import Record
 from queen_actors.domain.partition import PushItem, PushOutcome
+from queen_actors.domain.runs import AckRun, RunSettled
 from queen_actors.errors import BadRequest, QueenError
 from queen_actors.values import parse_instant
 from queen_actors.wire.ack import parse_acks, parse_extend, render_acks, render_extend
@@ -303,6 +306,43 @@ def test_ack_answers_have_every_key() -> None:
         {"index": 1, "transactionId": "t1", "success": False, "error": "invalid or expired lease",
          "leaseReleased": False, "dlq": False, "noop": False},
     ]  # fmt: skip
+
+
+@given(
+    txns=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=4), min_size=1, max_size=5),
+    released=st.none() | st.integers(0, 4),
+    long=st.booleans(),
+)
+def test_a_run_is_answered_as_its_entries_are(txns: list[str], released: int | None, long: bool) -> None:
+    """The answer to acks that were settled together is, to the byte, that to the same acks one by one: whatever the ids
+    are, however many, and whichever of them ended the lease."""
+    txns = txns * 300 if long else txns
+    settled = RunSettled(txns, released if released is None else released % len(txns))
+    assert render_acks(settled) == render_acks(list(settled))
+
+
+@given(st.data())
+def test_a_run_is_read_as_its_entries_are(data: st.DataObject) -> None:
+    """A batch whose entries are alike is read at once, with what each entry says by itself; one that differs in
+    anything, or is not said to be done, is read entry by entry."""
+    alike = {
+        "partitionId": data.draw(st.sampled_from(["7", "x", 7, None])),
+        "status": data.draw(st.sampled_from(["completed", "OK", None, True, "retry", 1])),
+        "error": data.draw(st.sampled_from([None, "why", {"a": 1}])),
+        "consumerGroup": data.draw(st.sampled_from([None, "", "g"])),
+        "leaseId": data.draw(st.sampled_from([LEASE, "", None])),
+    }
+    entries = [{"transactionId": txn, **alike} for txn in data.draw(st.lists(st.sampled_from("abc"), min_size=1))]
+    odd = data.draw(st.dictionaries(st.sampled_from(sorted(alike)), st.sampled_from(["7", "ok", None]), max_size=1))
+    entries[data.draw(st.integers(0, len(entries) - 1))] |= odd
+    group = data.draw(st.sampled_from([None, "", "h"]))
+    alone = [{**entry, "consumerGroup": entry["consumerGroup"] or group} for entry in entries]
+    expected = [ack for entry in alone for ack in parse_acks(json.dumps(entry).encode())]
+    read = parse_acks(json.dumps({"acknowledgments": entries, "consumerGroup": group}).encode())
+    assert list(read) == expected
+    whole = alike["leaseId"] == LEASE and alike["partitionId"] == "7" and alike["error"] is None
+    if whole and not odd and alike["status"] in ("completed", "OK", None):
+        assert isinstance(read, AckRun)
 
 
 @pytest.mark.parametrize(
