@@ -26,6 +26,7 @@ from wsproto.events import (
     TextMessage,
 )
 
+from queen_actors.actors.clock import RandomIds, TrioClock
 from queen_actors.api import Api, Authorize
 from queen_actors.api.access import open_to_all
 from queen_actors.broker import Broker, running
@@ -241,13 +242,21 @@ class House:
 
 
 IN_MEMORY = Settings(data=None)
+SOME_DAY = 1_800_000_000_000_000
 
 
 @asynccontextmanager
 async def house(
-    settings: Settings = IN_MEMORY, *, authorize: Authorize = open_to_all, faults: Faults | None = None
+    settings: Settings = IN_MEMORY,
+    *,
+    authorize: Authorize = open_to_all,
+    faults: Faults | None = None,
+    seed: int | None = None,
 ) -> AsyncGenerator[House, None]:
-    async with running(MemoryStore(retain=True, faults=faults), settings) as broker, trio.open_nursery() as nursery:
+    """With a `seed`: houses of the same seed that are asked the same give the same ids and the same instants."""
+    store = MemoryStore(retain=True, faults=faults)
+    clock, ids = (None, None) if seed is None else (TrioClock(SOME_DAY), RandomIds(seed))
+    async with running(store, settings, clock=clock, ids=ids) as broker, trio.open_nursery() as nursery:
         opened = House(broker, settings, nursery, authorize)
         await opened.open()
         try:
