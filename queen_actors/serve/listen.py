@@ -167,7 +167,8 @@ class _Server:
         self._app = ASGIWrapper(Web(intake))
         self._config = _config()
         self._context = WorkerContext(None)
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}
+        """In the order in which they were accepted, in which they are ended as well: a run can be repeated."""
         self._waits: set[trio.CancelScope] = set()
         """Waits for what a peer may send, which a shutdown ends."""
         self._refusals = 0
@@ -186,7 +187,7 @@ class _Server:
             if len(self._connections) >= limits.HTTP_CONNECTIONS:
                 await self._refuse(connection)
                 return
-            self._connections.add(connection)
+            self._connections[connection] = None
             if secured is None or await self._shake_hands(secured):
                 await self._converse(connection)
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -195,7 +196,7 @@ class _Server:
             log.warning("a connection failed: %r", fault.exceptions)
             log.debug("a connection failed", exc_info=fault)
         finally:
-            self._connections.discard(connection)
+            self._connections.pop(connection, None)
             self._changed.unpark_all()
             await connection.abort()
 
