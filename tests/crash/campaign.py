@@ -17,6 +17,7 @@ from .linear import judge_linear
 from .load import load
 from .node import FAULT_STATUS, Node, NotReady
 from .peer import Lost
+from .phased import PHASES
 from .readback import drain, read_back
 from .socket_load import catch_up, socket_load
 from .summary import Summary
@@ -32,14 +33,11 @@ POINT_ROUNDS = 12
 """So many lives a directory has for the points of a merge to be passed: one needs many small segments."""
 PASSED_BY_OPENING = ("journal.create", "position")
 """Points that are passed before it is ready: their first passage is in the start itself."""
-RESTLESS = """
-import sys
-from queen_actors.actors import upkeep
-upkeep.INTERVAL_SECONDS, upkeep.IDLE, upkeep.MOST_ACTIVE = 0.05, 50_000, 3
-from queen_actors.cli import main
-sys.exit(main())
-"""
-"""A broker that packs away what nobody used for 50 ms, and all but three partitions: it is always about it."""
+AIMED_SHARE = 0.7
+"""Of the random kills, how many wait for the phase that saw the fewest so far."""
+AIM_SECONDS = 2.0
+"""How long for: a phase may not come at all."""
+PHASED = ("-c", Path(__file__).with_name("phased.py").read_text())
 LATE = ("merge", "drop")
 """Points that are passed when there are many small segments."""
 
@@ -53,6 +51,11 @@ def fault_of(chance: random.Random, point: str) -> str:
     if point.startswith(PASSED_BY_OPENING):
         return f"{point}:{chance.randint(1, 4)}"
     return f"{point}:{1 if point.startswith(LATE) else chance.randint(1, 2)}"
+
+
+def died_in(phase: str) -> str:
+    """The name of the count of deaths in this phase."""
+    return f"died_in_{phase.replace('-', '_')}"
 
 
 def settings_of(chance: random.Random) -> dict[str, str]:
@@ -73,6 +76,8 @@ class Campaign:
     start_kill_share: ClassVar[float] = START_KILL_SHARE
     reconnects: ClassVar[bool] = False
     """Whether a client whose connection died has reason to try again."""
+    planted: ClassVar[str] = ""
+    """The bug that is planted in the broker, for a control."""
 
     def __init__(self, directory: Path, seed: int, summary: Summary) -> None:
         self.world = World(seed)
@@ -80,11 +85,21 @@ class Campaign:
         self.chance = self.world.random
         self.directory = directory
         self.node = self.make_node(**settings_of(self.chance))
-        if self.node.program == Node.program and self.chance.random() < 0.5:
-            self.node.program = ("-c", RESTLESS)
-            self.summary.counts["restless_directories"] += 1
+        self.restless = self.chance.random() < 0.5
+        """Whether it packs partitions away all the time."""
+        if self.node.program == Node.program:
+            self._watch()
         self.may_have_ended = False
         """Whether what happened to it is reason enough to have ended by itself."""
+
+    def _watch(self) -> None:
+        """It is to tell what it is about."""
+        self.node.program, self.node.slate = PHASED, self.directory.resolve() / "slate"
+        if self.restless:
+            self.summary.counts["restless_directories"] += 1
+            self.node.environment["CRASH_RESTLESS"] = "1"
+        if self.planted:
+            self.node.environment["CRASH_PLANTED"] = self.planted
 
     # -- what others do differently --------------------------------------------------------------------------------
 
@@ -97,8 +112,12 @@ class Campaign:
         return self.node.port
 
     async def trouble(self) -> None:
-        """What happens to it while it is under load, until it dies."""
+        """What happens to it while it is under load, until it dies: most deaths are aimed at what few fell into yet."""
         await trio.sleep(self.chance.uniform(*self.load_seconds))
+        if self.node.slate is not None and self.chance.random() < AIMED_SHARE:
+            phases = [phase for phase in PHASES[1:] if self.restless or phase != "passivation"]
+            phase = min(phases, key=lambda phase: self.summary.counts[died_in(phase)])
+            await trio.to_thread.run_sync(self.node.strike, phase, AIM_SECONDS)
 
     async def after_death(self) -> None:
         """What happens to its data directory while it is dead."""
@@ -163,6 +182,7 @@ class Campaign:
         self.node.spawn()
         await trio.sleep(self.chance.uniform(0.1, 2.0))
         self.node.kill()
+        self._note_death()
         self.summary.counts[self.death] += 1
         self.summary.counts["while_it_started"] += 1
         await self.after_death()
@@ -184,6 +204,7 @@ class Campaign:
             await self.trouble()
             if self.node.kill():
                 self.summary.counts[self.death] += 1
+                self._note_death()
             elif not self.may_have_ended:
                 self.summary.violations.append(f"it ended by itself: {self.node.said()[-2000:]}")
             return
@@ -195,6 +216,8 @@ class Campaign:
         status = self.node.wait(0)
         point = fault.partition(":")[0]
         self.node.kill()
+        if status in (FAULT_STATUS, None):
+            self._note_death()
         if status == FAULT_STATUS:
             self.summary.points[point] += 1
         elif status is None:
@@ -202,6 +225,11 @@ class Campaign:
             self.summary.counts[self.death] += 1
         else:
             self.summary.violations.append(f"it ended by itself with status {status}: {self.node.said()[-2000:]}")
+
+    def _note_death(self) -> None:
+        """What it was about when it died."""
+        for phase in self.node.about():
+            self.summary.counts[died_in(phase)] += 1
 
     async def _end(self) -> None:
         """Start, drain, judge; stop it cleanly, start and judge again: the same must be there."""

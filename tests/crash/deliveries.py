@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from .history import Call, History
 from .logs import Logs, Place
-from .world import AUTO, CONSUMED, GROUPS, PARTITIONS, SCRATCH, SHORT, TX
+from .world import AUTO, CONSUMED, GROUPS, PARTITIONS, SCRATCH, SHORT, SUBSCRIBERS, TX
 
 
 class Delivery(NamedTuple):
@@ -30,6 +30,8 @@ class Commit(NamedTuple):
     lease: str
 
 
+MARGIN_SECONDS = 0.05
+"""Between two clocks that tell how long a lease lives; and how soon a process that is stopped stands still."""
 Seat = tuple[str, str, str]
 """(queue, partition, group)."""
 
@@ -47,6 +49,9 @@ class Deliveries:
         """Offsets whose ack was answered as dead-lettered."""
         self.perhaps_dead: dict[Seat, set[int]] = defaultdict(set)
         self.lost_pops: list[Call] = []
+        self._pauses = history.pauses
+        self._leased: dict[str, Call] = {}
+        """The pops of leases that nobody renews."""
         for call in history.of("pop"):
             if call.unknown:
                 self.lost_pops.append(call)
@@ -84,7 +89,10 @@ class Deliveries:
                 self._fail(f"{seat}: one delivery has the offsets {offsets}")
             head = messages[0]
             attempt = head["deliveryAttempt"]
-            self.delivered[seat].append(Delivery(call, offsets[0], offsets[-1], head.get("leaseId") or "", attempt))
+            lease = head.get("leaseId") or ""
+            self.delivered[seat].append(Delivery(call, offsets[0], offsets[-1], lease, attempt))
+            if lease and call.worker < SUBSCRIBERS:
+                self._leased[lease] = call
 
     def _commit(self, call: Call) -> None:
         if call.op == "ack":
@@ -105,6 +113,8 @@ class Deliveries:
                 continue
             offset = self._offset(place, entry["transactionId"])
             seat = (*place, group)
+            if result is not None:
+                self._judge_late(seat, offset, call, entry["leaseId"])
             dead = entry["status"] == "failed" and (result is None or result["dlq"])
             if dead:
                 (self.perhaps_dead if result is None else self.dead)[seat].add(offset)
@@ -148,6 +158,22 @@ class Deliveries:
                 self._fail(f"{seat}: offset {delivery.first} was delivered; only {ceiling} can have been acked")
         self._judge_leases(seat, deliveries)
         self._judge_attempts(seat, deliveries)
+
+    def _judge_late(self, seat: Seat, offset: int, call: Call, lease: str) -> None:
+        """An ack that was taken: its lease cannot have been over (I3). Nobody in the load acks a message twice."""
+        popped = self._leased.get(lease)
+        if popped is None:
+            return
+        over = popped.answered + popped.body["leaseSeconds"] + MARGIN_SECONDS
+        if self._decided(call) > over:
+            self._fail(f"{seat}: an ack of {offset} was taken {self._decided(call) - over:.2f} s after its lease")
+
+    def _decided(self, call: Call) -> float:
+        """The earliest moment: a process that stands still decides nothing of what is sent to it."""
+        for began, ended in self._pauses:
+            if began + MARGIN_SECONDS < call.sent < ended:
+                return ended
+        return call.sent
 
     def _judge_leases(self, seat: Seat, deliveries: list[Delivery]) -> None:
         """While a lease surely lives, nobody else is given anything (I3)."""

@@ -50,6 +50,8 @@ class History:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.round = 0
+        self.pauses: list[tuple[float, float]] = []
+        """When the process stood still: from just after it was stopped until just before it was let go on."""
         self.refusals: frozenset[int] = frozenset()
         """Statuses by which the broker may refuse, its disk being what it is."""
 

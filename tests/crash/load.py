@@ -25,6 +25,7 @@ from .world import (
     COUNTER_MAX,
     COUNTER_MIN,
     COUNTERS,
+    DAWDLERS,
     GROUPS,
     LATER,
     LOCKS,
@@ -154,6 +155,8 @@ class Worker:
                     acks.append(entry(messages[at], "retry"))
                 else:
                     rest += [entry(message, "completed") for message in messages[at:]]
+        if acks and self.number in DAWDLERS and self.random.random() < 0.3:
+            await trio.sleep(body["leaseSeconds"] * self.random.uniform(0.3, 1.5))
         for part in (acks, rest):
             if part:
                 await self.peer.call("ack", {"acknowledgments": part, "consumerGroup": body["consumerGroup"]})

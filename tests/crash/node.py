@@ -8,14 +8,17 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from .phased import PHASES
 from .stopwatch import Stopwatch
 
 READY_SECONDS = 30.0
 FAULT = "QUEEN_ACTORS_FAULT"
 FAULT_STATUS = 137
+LOOK_SECONDS = 0.0001
 
 
 class NotReady(Exception):
@@ -36,6 +39,9 @@ class Node:
         self._process: subprocess.Popen[bytes] | None = None
         self.environment: dict[str, str] = {}
         """Variables beside the settings."""
+        self.slate: Path | None = None
+        """Where `phased.py` writes what it is about, when that is the program."""
+        self._struck = False
 
     @property
     def pid(self) -> int:
@@ -48,6 +54,10 @@ class Node:
         }
         variables = {**ours, **self._variables, **self.environment, **({FAULT: fault} if fault else {})}
         command = [sys.executable, *self.program, "serve", "--port", "0", "--data", str(self.data)]
+        self._struck = False
+        if self.slate is not None:
+            self.slate.write_bytes(bytes(len(PHASES)))
+            variables["CRASH_SLATE"] = str(self.slate)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=variables
@@ -76,10 +86,27 @@ class Node:
     def kill(self) -> bool:
         """SIGKILL. Returns whether it was there to be killed, and not dead already."""
         process = self._running
-        there = process.poll() is None
+        there = self._struck or process.poll() is None
         process.kill()
         self._reap()
         return there
+
+    def strike(self, phase: str, seconds: float) -> None:
+        """SIGKILL as soon as its slate tells that phase; nothing when it does not within that time."""
+        assert self.slate is not None
+        number, until = PHASES.index(phase), time.monotonic() + seconds
+        with self.slate.open("rb", buffering=0) as slate:
+            while time.monotonic() < until:
+                if os.pread(slate.fileno(), len(PHASES), 0)[number]:
+                    self._struck = self._running.poll() is None
+                    self._running.kill()
+                    return
+                time.sleep(LOOK_SECONDS)
+
+    def about(self) -> list[str]:
+        """What it was about when it died."""
+        slate = b"" if self.slate is None else self.slate.read_bytes()
+        return [phase for phase, times in zip(PHASES, slate, strict=False) if times]
 
     def wait(self, seconds: float) -> int | None:
         """Its status, when it ends within that time."""

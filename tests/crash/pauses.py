@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import struct
+import time
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -34,7 +35,9 @@ class PauseCampaign(Campaign):
         for _ in range(PAUSES_PER_ROUND):
             await trio.sleep(self.chance.uniform(0.2, 1.2))
             os.kill(self.node.pid, signal.SIGSTOP)
+            began = time.monotonic()
             await trio.sleep(self.chance.choice(PAUSES))
+            self.world.history.pauses.append((began, time.monotonic()))
             os.kill(self.node.pid, signal.SIGCONT)
             self.summary.counts["pauses"] += 1
         await trio.sleep(self.chance.uniform(0.2, 1.5))

@@ -15,10 +15,8 @@ from .history import Call
 from .load import entry
 from .peer import Lost
 from .sockets import Arrival, SocketPeer, on_socket
-from .world import AUTO, SOCKET_LOCKS, World
+from .world import AUTO, SOCKET_LOCKS, SUBSCRIBERS, World
 
-FIRST = 100
-"""The worker number of the first of them."""
 SUBSCRIPTIONS = (("orders", "g1"), ("events", "g2"), ("events", AUTO))
 TAILS = ("orders", "events", "results")
 WATCHES = (("counters", "c"), ("races", "r"))
@@ -192,7 +190,7 @@ async def socket_load(world: World, port: int, reconnects: bool = False) -> None
                 await act(SocketUser(world, number, life, peer))
 
             try:
-                await on_socket(port, world.history, FIRST + number, use, world.grace)
+                await on_socket(port, world.history, SUBSCRIBERS + number, use, world.grace)
             except Lost:
                 if not reconnects:
                     return
@@ -215,4 +213,4 @@ async def catch_up(world: World, port: int) -> None:
             await user.watch(ns, prefix, 0.5)
             await peer.call("unwatch", {"watch": "w"})
 
-    await on_socket(port, world.history, FIRST, use)
+    await on_socket(port, world.history, SUBSCRIBERS, use)

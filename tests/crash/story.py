@@ -55,6 +55,15 @@ class Story:
         self.named[name] = call
         return call
 
+    def wait(self, seconds: float) -> None:
+        """Nobody asks for anything."""
+        self._now += seconds
+
+    def pause(self, seconds: float) -> None:
+        """The process stands still for so long; what is said next is sent just before it goes on."""
+        self.history.pauses.append((self._now, self._now + seconds))
+        self._now += seconds - 0.005
+
     def push(self, name: str, *items: Json, status: str = "queued") -> Call:
         told: list[Json] = []
         for pushed in items:

@@ -60,6 +60,19 @@ def test_what_was_not_acknowledged_may_be_there_or_not() -> None:
     assert "settled by no transaction" in told
 
 
+def test_an_ack_in_time_is_taken() -> None:
+    """Also in a pause that ends before the lease does; a refused one may come at any time."""
+    for after, paused in ((0.8, False), (0.6, True)):
+        story = Story()
+        _acked_late(story, after, paused=paused)
+        assert verdict(story) == []
+    story = Story()
+    _acked_late(story, 1.2)
+    for group in ("g1", "g2"):
+        story.named[f"late ack {group}"].answer[0]["success"] = False
+    assert verdict(story) == []
+
+
 def _delivered_again(story: Story) -> None:
     story.pop("again", "orders", "g1", message("m1", 0, "L9", "1", "a", 2), message("m2", 1, "L9", "1", "a", 2))
 
@@ -83,6 +96,19 @@ def _attempt_forgotten(story: Story) -> None:
         for lease in ("X1", "X2"):
             sent = story.pop(lease, "orders", group, message("m6", 0, lease + group, "3", "b"))
             story.ack("nack", group, (sent.answer["messages"][0], "failed"))
+
+
+def _acked_late(story: Story, after: float, *, paused: bool = False) -> None:
+    """The lease is of a second. In a pause of the process the ack is sent in time, and decided afterwards."""
+    story.push("m6", item("orders", "b", "m6"))
+    story.tail("tail b", "orders", "b", 0, "m6")
+    for group in ("g1", "g2"):
+        popped = message("m6", 0, f"X{group}", "3", "b")
+        story.pop(f"late {group}", "orders", group, popped)
+        story.wait(0.1 if paused else after)
+        if paused:
+            story.pause(after)
+        story.ack(f"late ack {group}", group, (popped, "completed"))
 
 
 def _payload_changed(story: Story) -> None:
@@ -174,6 +200,8 @@ PLANTED: dict[str, tuple[Plant, str]] = {
     "acked and delivered again": (_delivered_again, "0 was delivered again; 1 was acked"),
     "a group skips a message": (_skipped, "only -1 can have been acked"),
     "two leases at once": (_two_leases, "was leased"),
+    "an ack after its lease is taken": (lambda story: _acked_late(story, 1.2), "was taken"),
+    "an ack after a pause is taken": (lambda story: _acked_late(story, 1.2, paused=True), "was taken"),
     "attempts begin anew": (_attempt_forgotten, "attempt 1, then 1"),
     "a group never gets a message": (
         lambda story: story.named.pop("pop g1").answer["messages"].pop(),

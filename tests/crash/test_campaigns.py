@@ -19,7 +19,7 @@ from .damage import damages
 from .disk import disk
 from .network import NetworkCampaign
 from .node import Node
-from .pauses import clock, pauses
+from .pauses import PauseCampaign, clock, pauses
 from .summary import Summary
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -82,6 +82,14 @@ async def test_pauses_longer_than_every_lease_break_no_promise(tmp_path: Path) -
     assert summary.counts["linearized"] > 100, told
 
 
+async def test_an_ack_that_outlives_its_lease_in_a_pause_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of pauses: a broker that takes an ack under a lease that has run out."""
+    monkeypatch.setattr(PauseCampaign, "planted", "dead_lease_settles")
+    await found(lambda place, seed: pauses(place, seed, 9), tmp_path, "an ack of")
+
+
 async def test_jumps_of_the_wall_clock_break_no_promise(tmp_path: Path) -> None:
     """I19: I1-I12 while the wall clock goes an hour and a day forth and back."""
     summary = await clock(tmp_path, random.getrandbits(32), 8)
@@ -102,6 +110,19 @@ async def test_a_bad_network_breaks_no_promise(tmp_path: Path) -> None:
     told = passed(summary)
     assert summary.counts["network_faults"] >= 12, told
     assert summary.counts["acknowledged"] > 100, told
+    assert summary.counts["leases_lost"] >= 1, told
+
+
+async def test_a_lease_that_outlives_its_link_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of bad networks: a broker that gives nothing back when a connection ends."""
+    monkeypatch.setattr(NetworkCampaign, "planted", "connections_keep_their_leases")
+
+    async def run(place: Path, seed: int) -> Summary:
+        summary = Summary("network", seed)
+        await stories(NetworkCampaign, place, summary, 1)
+        return summary
+
+    await found(run, tmp_path, "was not given back")
 
 
 async def test_clients_that_come_and_go_leave_nothing(tmp_path: Path) -> None:

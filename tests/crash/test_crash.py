@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from .campaign import kills
+from .campaign import Campaign, kills
 from .history import READER, History
 from .node import Node
 from .peer import Peer, connected
@@ -21,6 +21,7 @@ from .peer import Peer, connected
 KILLS = int(os.environ.get("QUEEN_ACTORS_KILLS", "20"))
 READY_SECONDS = 5.0
 """A66: how soon it starts by itself, every time."""
+TRIES = 4
 ROWS = 100_000
 ROWS_READY_SECONDS = 3.0
 
@@ -43,6 +44,20 @@ async def test_kills_break_no_promise(tmp_path: Path) -> None:
     names = [name for _, _, files in os.walk(tmp_path) for name in files]
     assert any(name.startswith("segment-") for name in names), names
     assert any(name.startswith("snapshot-") for name in names), names
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_an_answer_that_is_not_on_disk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: a broker that answers before its write is durable. One of a few campaigns falls where it matters."""
+    monkeypatch.setattr(Campaign, "planted", "answer_before_durable")
+    for number in range(TRIES):
+        place = tmp_path / f"try-{number}"
+        place.mkdir()
+        summary = await kills(place, random.getrandbits(32), 6)
+        if summary.violations:
+            return
+    pytest.fail("it was not found")
 
 
 @pytest.fixture

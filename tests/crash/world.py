@@ -42,6 +42,10 @@ SOCKET_LOCKS = {"line": 1, "seat": 2}
 """Locks that are waited for, and permits that live with a connection."""
 SOCKET_WORKERS = (5, 6, 7)
 """Workers whose requests go over a WebSocket."""
+DAWDLERS = (3, 4)
+"""Workers that often ack late, also when the lease is over."""
+SUBSCRIBERS = 100
+"""The worker number of the first of those who use a WebSocket as nothing else can; their leases are renewed."""
 NEVER = "never"
 """A key of `done` that does not exist: a transaction that checks for it is refused."""
 

@@ -1,0 +1,114 @@
+"""The broker with a slate on which it writes what it is about: run by Python in place of `-m queen_actors`.
+
+A process that dies by SIGKILL leaves its slate, a file that it has mapped, as it was. So it can be told what a death
+fell into, and a death can be aimed at one phase. The environment says where the slate is (`CRASH_SLATE`), whether the
+broker packs away what nobody used for 50 ms, and all but three partitions (`CRASH_RESTLESS`: it is always about it
+then), and which bug is planted in it, for a control (`CRASH_PLANTED`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import mmap
+import os
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from queen_actors.actors import retention, upkeep
+from queen_actors.actors.subscription import Subscription
+from queen_actors.cli import main
+from queen_actors.storage import durable, journal, log
+from queen_actors.storage import upkeep as sealing
+
+PHASES = ("start-up", "commit", "roll", "sealing", "snapshot", "retention", "passivation")
+"""In the order of the slate's bytes; each holds how often its phase is under way."""
+
+
+class Slate:
+    """What the broker is about, as a byte for each phase."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            self._bytes = mmap.mmap(file.fileno(), len(PHASES))
+
+    def begin(self, phase: str) -> None:
+        self._bytes[PHASES.index(phase)] = min(self._bytes[PHASES.index(phase)] + 1, 255)
+
+    def end(self, phase: str) -> None:
+        self._bytes[PHASES.index(phase)] = max(self._bytes[PHASES.index(phase)] - 1, 0)
+
+    @contextmanager
+    def during(self, phase: str) -> Generator[None]:
+        self.begin(phase)
+        try:
+            yield
+        finally:
+            self.end(phase)
+
+    def around(self, owner: Any, name: str, phase: str) -> None:
+        """Every call of this method is the phase."""
+        call: Callable[..., Any] = getattr(owner, name)
+
+        @wraps(call)
+        def within(*arguments: Any, **options: Any) -> Any:
+            with self.during(phase):
+                return call(*arguments, **options)
+
+        @wraps(call)
+        async def awaited(*arguments: Any, **options: Any) -> Any:
+            with self.during(phase):
+                return await call(*arguments, **options)
+
+        setattr(owner, name, awaited if inspect.iscoroutinefunction(call) else within)
+
+
+def watched(slate: Slate) -> None:
+    """From now on the slate tells. Each phase is where its files, or its rows, are changed."""
+    slate.begin("start-up")
+    maintain = durable.DurableStore.maintain
+
+    async def ready(store: durable.DurableStore, evict: Any) -> None:
+        slate.end("start-up")
+        await maintain(store, evict)
+
+    setattr(durable.DurableStore, "maintain", ready)  # noqa: B010 - as the others
+    slate.around(journal.JournalWriter, "append", "commit")
+    slate.around(log.Log, "roll", "roll")
+    slate.around(sealing.Upkeep, "_build_segment", "sealing")
+    slate.around(sealing.Upkeep, "_build_snapshot", "snapshot")
+    slate.around(sealing.Upkeep, "_remove_old_snapshots", "snapshot")
+    slate.around(sealing.Upkeep, "_merge", "retention")
+    slate.around(sealing.Upkeep, "_forget", "retention")
+    slate.around(retention.Retention, "_sweep", "retention")
+    slate.around(upkeep.Upkeep, "passivate", "passivation")
+    slate.around(upkeep.Upkeep, "_relieve", "passivation")
+
+
+def connections_keep_their_leases() -> None:
+    """The bug of a broker that gives nothing back when a connection ends."""
+
+    async def nothing(_: Subscription) -> None: ...
+
+    setattr(Subscription, "close", nothing)  # noqa: B010 - as the others
+
+
+def plant(name: str) -> None:
+    """The one above, or one of the simulator's. Raises KeyError for a bug that nobody has."""
+    from queen_actors.testing.planted import BUGS  # only here: a start is timed
+
+    bugs = {bug.name: bug.plant for bug in BUGS}
+    bugs[connections_keep_their_leases.__name__] = connections_keep_their_leases
+    bugs[name]()
+
+
+if __name__ == "__main__":
+    if "CRASH_PLANTED" in os.environ:
+        plant(os.environ["CRASH_PLANTED"])
+    if "CRASH_RESTLESS" in os.environ:
+        upkeep.INTERVAL_SECONDS, upkeep.IDLE, upkeep.MOST_ACTIVE = 0.05, 50_000, 3
+    watched(Slate(Path(os.environ["CRASH_SLATE"])))
+    sys.exit(main())
