@@ -1,11 +1,11 @@
 """How cost grows: what an operation takes with more and more of everything beside it.
 
-    python benchmarks/growth.py                       # every table, some minutes
+    python benchmarks/growth.py --write               # every table, about twenty minutes, into docs/performance.md
     python benchmarks/growth.py --only partitions,log --most 100000
 
 Processor time of the broker's own process, a memory store but for the log: what a disk takes is measured elsewhere, and
-other work on the machine moves processor time least. One JSON line a row, then a Markdown table for each. A line that
-does not grow with its first column is the point.
+other work on the machine moves processor time least. One JSON line a row, each in a process of its own and in a bounded
+time, then a Markdown table for each. A column that does not grow with the first one is the point.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
+import aims
 import processes
 import trio
 import trio.testing
+from pages import PERFORMANCE, replaced
 from transports import Http, Socket, Streaming, upgraded, wire
 
 from queen_actors.actors.clock import RandomIds, TrioClock
@@ -39,7 +41,7 @@ from queen_actors.storage import MemoryStore, store_of
 from queen_actors.values import SECOND
 
 PAYLOAD = b'{"order":1234567,"customer":"customer-0042","state":"new"}'
-BATCH, ROUNDS = 1_000, 2_000
+BATCH, ROUNDS, LOG_ROWS = 1_000, 2_000, 1_000_000
 Row = dict[str, Any]
 
 
@@ -227,7 +229,7 @@ TABLES: dict[str, tuple[Callable[[int], Awaitable[Row]], Sequence[int]]] = {
     "subscribers": (subscribers, (1, 100, 2_000)),
     "groups": (groups, (1, 10, 100)),
     "window": (window, (1, 1_000, 100_000)),
-    "log": (log, (1_000, 100_000, 1_000_000)),
+    "log": (log, (1_000, 100_000, LOG_ROWS)),
 }
 
 
@@ -235,6 +237,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="names of tables: " + ", ".join(TABLES))
     parser.add_argument("--most", type=int, default=1_000_000, help="leave out rows with more than so many")
+    parser.add_argument("--row-seconds", type=float, default=1800.0, help="a row that takes longer is given up")
+    parser.add_argument("--write", action="store_true", help="the tables into docs/performance.md")
     parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--killed", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -244,22 +248,35 @@ def main() -> None:
         name, count = options.row
         print(json.dumps(trio.run(TABLES[name][0], int(count))))
     else:
-        for name in options.only.split(",") if options.only else TABLES:
-            table(name, [count for count in TABLES[name][1] if count <= options.most])
+        names = options.only.split(",") if options.only else list(TABLES)
+        found = [table(name, [n for n in TABLES[name][1] if n <= options.most], options.row_seconds) for name in names]
+        if options.write:
+            replaced(PERFORMANCE, "growth", "\n\n".join(found))
 
 
-def table(name: str, counts: Sequence[int]) -> None:
-    """Each row in a process of its own, as JSON, then all of them as Markdown."""
+def table(name: str, counts: Sequence[int], seconds: float) -> str:
+    """Each row in a process of its own, printed as JSON, then all of them as Markdown, which is given back too."""
     measure, rows = TABLES[name][0], list[Row]()
     for count in counts:
         arguments = [sys.executable, __file__, "--row", name, str(count)]
-        found = json.loads(subprocess.run(arguments, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        try:
+            run = subprocess.run(arguments, check=True, stdout=subprocess.PIPE, text=True, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            print(json.dumps({"table": name, name: count, "given_up_after_s": seconds}), flush=True)
+            break
+        found: Row = json.loads(run.stdout)
         rows.append({name: count, **found})
         print(json.dumps({"table": name, **rows[-1]}), flush=True)
-    print(f"\n{measure.__doc__}\n\n| {' | '.join(rows[0])} |\n|{' --- |' * len(rows[0])}")
-    for row in rows:
-        print(f"| {' | '.join(f'{value:,}' for value in row.values())} |")
-    print(flush=True)
+        if name == "log" and count == LOG_ROWS:
+            aims.tell("ready", found["ready_s"])
+    if not rows:
+        return ""
+    heads = [f"{head.removesuffix('_us')}, us" if head.endswith("_us") else head for head in rows[0]]
+    lines = [f"| {' | '.join(head.replace('_', ' ') for head in heads)} |", f"|{' ---: |' * len(heads)}"]
+    lines += [f"| {' | '.join(f'{value:,}' for value in row.values())} |" for row in rows]
+    text = f"{' '.join((measure.__doc__ or '').split())}\n\n" + "\n".join(lines)
+    print(f"\n{text}\n", flush=True)
+    return text
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
 """HTTP, request by request: the fast lane and the web lane beside a hello world of hypercorn and quart-trio.
 
     python benchmarks/http_lanes.py                      # every workload at 1, 32 and 128 connections
-    python benchmarks/http_lanes.py --seconds 5 --rounds 3 --connections 32
-    python benchmarks/http_lanes.py --only "push 1"      # one workload
+    python benchmarks/http_lanes.py --aims               # what was aimed at, and no more: under two minutes
+    python benchmarks/http_lanes.py --client python --only "push 1" --connections 32 --seconds 5 --rounds 5
 
-Each server has a process of its own; the client is this process, with plain non-blocking sockets and prebuilt requests.
+Each server has a process of its own. The client is `wrk`, where it is installed (`--client auto`), in C and not ours; a
+cycle of requests that depend on each other, and everything where there is no wrk, is sent by this process, over plain
+non-blocking sockets with prebuilt requests. The hello world is always measured by the same client in the same round.
 All of a workload's servers are measured in turn, round after round, and the median is printed, one JSON object a line:
 `rate` is requests a second, `messages` what they carry, `cpu_us` the server's own processor time for one request (which
 tells more than the rate where something else keeps the machine busy), `times` the rate as a multiple of the hello
-world's at the same number of connections, `cpu_times` the same of the processor time. A reply of a durable server
-means that the message is on the disk.
+world's at the same number of connections, with the lowest and the highest of a round's, `cpu_times` the same of the
+processor time. A reply of a durable server means that the message is on the disk. After each run of pushes the server
+is asked how many messages it keeps: at least as many as were answered. What was aimed at comes last, as a table.
 """
 
 from __future__ import annotations
@@ -25,12 +28,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+import urllib.request
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import aims
 import msgspec
+import wrk
+from faces import hold
 from msgspec import Struct
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -71,7 +78,7 @@ class Server(Struct):
 
 
 @contextmanager
-def process(name: str, command: list[str], port: int) -> Iterator[Server]:
+def process(name: str, command: list[str], port: int) -> Generator[Server]:
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         for _ in range(400):
@@ -156,6 +163,7 @@ class Result(Struct):
     cpu_us: float
     p50_ms: float
     p99_ms: float
+    answered: int = 0
 
 
 def load(server: Server, lines: list[Line], seconds: float) -> Result:
@@ -175,7 +183,7 @@ def load(server: Server, lines: list[Line], seconds: float) -> Result:
     if not delays:
         raise SystemExit(f"{server.name} has not answered")
     p50, p99 = delays[len(delays) // 2], delays[len(delays) * 99 // 100]
-    return Result(len(delays) / took, spent / len(delays) * 1e6, p50 * 1000, p99 * 1000)
+    return Result(len(delays) / took, spent / len(delays) * 1e6, p50 * 1000, p99 * 1000, len(delays))
 
 
 def _turn(selector: selectors.BaseSelector, seconds: float) -> None:
@@ -198,10 +206,15 @@ def post(target: str, body: Any) -> bytes:
     return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
 
-def push_of(count: int, start: int = 0, queue: str = "bench") -> bytes:
+def items_of(count: int, start: int = 0, queue: str = "bench") -> dict[str, Any]:
+    """The body of a push: without transaction ids, so that no message is a repeat."""
     payload = {"order": 12345, "text": "x" * 100}
     items = [{"queue": queue, "partition": f"p{(start + n) % PARTITIONS}", "payload": payload} for n in range(count)]
-    return post("/api/v1/push", {"items": items})
+    return {"items": items}
+
+
+def push_of(count: int, start: int = 0, queue: str = "bench") -> bytes:
+    return post("/api/v1/push", items_of(count, start, queue))
 
 
 def same(request: bytes) -> Callable[[Server, int, int], Line]:
@@ -214,6 +227,11 @@ def pushes(count: int) -> Callable[[Server, int, int], Line]:
         return Line(server.port, request, lambda _: request)
 
     return line
+
+
+def bodies(count: int) -> list[bytes]:
+    """What wrk sends in turn: a body for each partition."""
+    return [msgspec.json.encode(items_of(count, number)) for number in range(PARTITIONS)]
 
 
 def cycles(server: Server, number: int, turn: int) -> Line:
@@ -252,13 +270,66 @@ class Workload(Struct):
     name: str
     messages: int
     line: Callable[[Server, int, int], Line]
+    bodies: Sequence[bytes] = ()
+    """Pushes that do not depend on answers: what wrk can send."""
 
 
 WORKLOADS = (
-    Workload("push 1", 1, pushes(1)),
-    Workload("push 100", 100, pushes(100)),
+    Workload("push 1", 1, pushes(1), bodies(1)),
+    Workload("push 100", 100, pushes(100), bodies(100)),
     Workload("pop, ack, push", 1, cycles),
 )
+
+
+# -- a run -------------------------------------------------------------------------------------------------------------
+
+
+class Plan(Struct):
+    """What is measured, and how."""
+
+    base: Server
+    seconds: float
+    rounds: int
+    client: str | None
+    """wrk's version, or None."""
+
+    def by(self, workload: Workload) -> str:
+        """Which client sends this workload, and the hello world beside it."""
+        return self.client if self.client is not None and workload.bodies else "python"
+
+    def take(self, server: Server, workload: Workload, connections: int, turn: int) -> Result:
+        hello = server is self.base
+        if self.by(workload) == "python":
+            line = same(get("/")) if hello else workload.line
+            result = load(
+                server, [line(server, number, connections * 1000 + turn) for number in range(connections)], self.seconds
+            )
+        elif hello:
+            result = load_by_wrk(server, "/", connections, self.seconds)
+        else:
+            before = kept(server)
+            result = load_by_wrk(server, "/api/v1/push", connections, self.seconds, workload.bodies)
+            hold(kept(server) - before >= result.answered * workload.messages, "more was answered than is kept")
+        return result
+
+
+def load_by_wrk(server: Server, target: str, connections: int, seconds: float, bodies: Sequence[bytes] = ()) -> Result:
+    """As `load`; the second before it is for warming up."""
+    wrk.load(server.port, target, connections, 1, bodies)
+    cpu = server.cpu()
+    found = wrk.load(server.port, target, connections, seconds, bodies)
+    spent = server.cpu() - cpu
+    if not found.requests:
+        raise SystemExit(f"{server.name} has not answered")
+    rate = found.requests / found.seconds
+    return Result(rate, spent / found.requests * 1e6, found.p50_ms, found.p99_ms, found.requests)
+
+
+def kept(server: Server) -> int:
+    """How many messages the server has in the queue of the pushes."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/api/v1/resources/queues", timeout=30) as answer:
+        queues = msgspec.json.decode(answer.read())["queues"]
+    return sum(queue["messages"]["total"] for queue in queues if queue["name"] == "bench")
 
 
 def main() -> None:
@@ -268,11 +339,18 @@ def main() -> None:
     parser.add_argument("--connections", default="1,32,128")
     parser.add_argument("--only", default="")
     parser.add_argument("--servers", default="web,fast,web durable,fast durable")
+    parser.add_argument("--client", choices=("auto", "wrk", "python"), default="auto")
+    parser.add_argument("--aims", action="store_true", help="only what the aims need")
     parser.add_argument("--dir", default=None, help="where the durable servers keep their data")
     options = parser.parse_args()
+    client = None if options.client == "python" else wrk.version()
+    if options.client == "wrk" and client is None:
+        parser.error("wrk is not installed (apt-get install wrk)")
+    if options.aims:
+        options.servers = "fast,fast durable"
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(dir=options.dir))
-        base = stack.enter_context(hello())
+        plan = Plan(stack.enter_context(hello()), options.seconds, options.rounds, client)
         places = {
             "web": ("web", "--memory"),
             "fast": ("fast", "--memory"),
@@ -281,39 +359,67 @@ def main() -> None:
         }
         names = options.servers.split(",")
         servers = [stack.enter_context(broker(name, *places[name])) for name in names]
-        for connections in (int(count) for count in options.connections.split(",")):
-            for workload in WORKLOADS:
-                if options.only in ("", workload.name):
-                    compare(base, servers, workload, connections, options.seconds, options.rounds)
+        runs = [(w, int(count)) for count in options.connections.split(",") for w in WORKLOADS]
+        found: Aimed = {}
+        for workload, connections in runs:
+            wanted = options.only in ("", workload.name)
+            if wanted and (not options.aims or any(aim[1:] == (workload.name, connections) for aim in AIMED)):
+                found |= compare(plan, servers, workload, connections)
+    for key, (value, low, high) in found.items():
+        aims.tell(key, value, (low, high))
+    if found:
+        seen = {key: {"value": value, "low": low, "high": high} for key, (value, low, high) in found.items()}
+        print("\n" + aims.table(seen, seen))
 
 
-def compare(
-    base: Server, servers: list[Server], workload: Workload, connections: int, seconds: float, rounds: int
-) -> None:
+AIMED = {
+    ("fast", "push 1", 32): "http-memory-32",
+    ("fast durable", "push 1", 32): "http-durable-32",
+    ("fast durable", "push 1", 128): "http-durable-128",
+    ("fast durable", "push 100", 32): "http-durable-100",
+}
+"""Which aim a server, a workload and a number of connections belong to."""
+Aimed = dict[str, tuple[float, float, float]]
+"""By aim: the median of the rounds, the lowest and the highest."""
+
+
+def middle(values: Sequence[float]) -> tuple[float, float, float]:
+    return statistics.median(values), min(values), max(values)
+
+
+def compare(plan: Plan, servers: list[Server], workload: Workload, connections: int) -> Aimed:
+    """Every server in turn, round after round; prints their lines and gives back what was aimed at."""
     results: dict[str, list[Result]] = {}
-    for turn in range(rounds):
-        for server in (base, *servers):
-            line = same(get("/")) if server is base else workload.line
-            lines = [line(server, number, connections * 1000 + turn) for number in range(connections)]
-            results.setdefault(server.name, []).append(load(server, lines, seconds))
-    hello_rate = statistics.median(result.rate for result in results[base.name])
-    hello_cpu = statistics.median(result.cpu_us for result in results[base.name])
+    for turn in range(plan.rounds):
+        for server in (plan.base, *servers):
+            results.setdefault(server.name, []).append(plan.take(server, workload, connections, turn))
+    base, aimed = results[plan.base.name], Aimed()
+    hello_cpu = statistics.median(result.cpu_us for result in base)
     for name, found in results.items():
         rate = statistics.median(result.rate for result in found)
         cpu = statistics.median(result.cpu_us for result in found)
+        times = middle([one.rate / hello.rate for one, hello in zip(found, base, strict=True)])
         told = {
             "server": name,
-            "workload": "hello world" if name == base.name else workload.name,
+            "workload": "hello world" if name == plan.base.name else workload.name,
+            "client": plan.by(workload),
             "connections": connections,
             "rate": round(rate),
-            "messages": round(rate * workload.messages) if name != base.name else None,
-            "times": round(rate / hello_rate, 2),
+            "messages": round(rate * workload.messages) if name != plan.base.name else None,
+            "times": round(times[0], 2),
+            "times_low": round(times[1], 2),
+            "times_high": round(times[2], 2),
             "cpu_us": round(cpu, 1),
             "cpu_times": round(hello_cpu / cpu, 2),
             "p50_ms": round(statistics.median(result.p50_ms for result in found), 3),
             "p99_ms": round(statistics.median(result.p99_ms for result in found), 3),
         }
         print(msgspec.json.encode(told).decode(), flush=True)
+        aim = AIMED.get((name, workload.name, connections))
+        if aim is not None:
+            rates = [result.rate * workload.messages for result in found]
+            aimed[aim] = times if aims.AIMS[aim].unit == "times" else middle(rates)
+    return aimed
 
 
 if __name__ == "__main__":

@@ -71,6 +71,7 @@ async def flow(
     messages ahead of the slowest consumer. The first 0.3 s do not count.
     """
     pushed, settled = 0, [0] * len(consumers)
+    count, elapsed = 0, seconds
     moved = anyio.Event()
 
     async def producer() -> None:

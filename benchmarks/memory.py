@@ -1,6 +1,6 @@
 """What everything costs while it waits, in resident bytes:
 
-    python benchmarks/memory.py                          # all of it: some minutes, and 2 GB on the disk for the million
+    python benchmarks/memory.py --write                  # all of it, into docs/performance.md: some minutes
     python benchmarks/memory.py --only parked,timer
 
 Each figure is taken in a fresh process: the resident memory of the process that holds the things, after they came
@@ -21,8 +21,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import aims
 import trio
 from msgspec import Struct
+from pages import PERFORMANCE, replaced
 from processes import Process, broker
 from transports import Socket, Streaming, upgraded
 
@@ -241,12 +243,14 @@ def spelled(size: float, *, each: bool) -> str:
 
 def row(figure: Figure, size: float) -> str:
     target = "" if figure.target is None else f"under {spelled(figure.target, each=figure.each)}"
-    return f"| {figure.what} | {spelled(size, each=figure.each)} | {target} |"
+    met = "" if figure.target is None else "yes" if size < figure.target else "no"
+    return f"| {figure.what} | {spelled(size, each=figure.each)} | {target} | {met} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="names of figures: " + ", ".join(FIGURES))
+    parser.add_argument("--write", action="store_true", help="the table into docs/performance.md")
     parser.add_argument("--figure", help=argparse.SUPPRESS)
     parser.add_argument("--fill", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -256,12 +260,16 @@ def main() -> None:
     elif options.figure:
         print(json.dumps(trio.run(FIGURES[options.figure].measure)))
     else:
-        rows = ["| | resident memory | target |", "| --- | --- | --- |"]
+        rows = ["| | resident memory | aim | met |", "| --- | ---: | ---: | --- |"]
         for name in options.only.split(",") if options.only else FIGURES:
             found = taken(name)
             print(json.dumps({"what": name, **found, "bytes": round(found["bytes"])}), flush=True)
             rows.append(row(FIGURES[name], found["bytes"]))
+            if name in aims.AIMS:
+                aims.tell(name, found["bytes"])
         print("\n".join(["", *rows]))
+        if options.write:
+            replaced(PERFORMANCE, "memory", "\n".join(rows))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
     python benchmarks/requests.py                            # everything, durable: about four minutes
     python benchmarks/requests.py --seconds 3 --only push    # the workloads with this in their names
+    python benchmarks/requests.py --only floor               # one call in process beside the bare disk, and no more
 
 `callers` of a WebSocket are requests that are under way on its one connection; of HTTP they are connections. The client
 is this process, on plain sockets with prebuilt requests. Beside each rate stands the server's own processor time for
 one request, which tells more where something else keeps the machine busy. `append` is the floor of one durable call:
-a write of the same bytes and an fdatasync, with nothing around them, and `in process` the broker's own `push`. One JSON
-object a line.
+a write of as many bytes as the journal takes for it and an fdatasync, with nothing around them, and `in process` the
+broker's own `push`. One JSON object a line.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import aims
 import msgspec
 import trio
 from http_lanes import Line, Result, Server, broker, get, load, post
@@ -114,7 +116,7 @@ def atomic_step(number: int, turn: int) -> Next:
             item = {"queue": queue, "partition": partition, "payload": PAYLOAD}
             return "push", {"items": [item]}
         if isinstance(reply, list) or "messages" not in reply:
-            if isinstance(reply, dict):
+            if not isinstance(reply, list):
                 version = reply["results"][-1]["version"]
             return "pop", {"queue": queue, "partition": partition, "batch": 1}
         (message,) = reply["messages"]
@@ -126,7 +128,7 @@ def atomic_step(number: int, turn: int) -> Next:
             "status": "completed",
         }
         again = {"type": "push", "items": [{"queue": queue, "partition": partition, "payload": PAYLOAD}]}
-        key = {
+        key: dict[str, Any] = {
             "op": "put",
             "ns": "bench",
             "key": f"{queue}-{number}",
@@ -248,7 +250,7 @@ class Socket:
         self.delays.append(time.perf_counter() - self._sent[number])
         caller = self._callers[number]
         body = text[found.end() : -1]
-        reply = [] if body == b"null" else msgspec.json.decode(body)
+        reply: Any = [] if body == b"null" else msgspec.json.decode(body)
         out.append(self._frame(number, caller(reply)))
 
 
@@ -261,36 +263,37 @@ FACES: dict[str, Callable[[Server, Sequence[Next]], list[Any]]] = {"http": http_
 
 # -- one call, without a network ---------------------------------------------------------------------------------------
 
-FRAME_BYTES = 300
-"""What the journal writes for one message of this payload, about."""
-STRETCH = 20
-"""So many calls of one kind, then of the other: what else the disk does hits both."""
+WARM, STRETCH = 100, 20
+"""So many calls of one kind, then of the other: what else the disk does hits both. So many before, for warming up."""
 
 
 class Bare:
     """A file that is written as the journal is: room allocated ahead, one write and one fdatasync a call."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, size: int) -> None:
         self._fd = os.open(os.path.join(directory, "append"), os.O_RDWR | os.O_CREAT, 0o640)
         os.posix_fallocate(self._fd, 0, 64 << 20)
         os.fsync(self._fd)
+        self._frame = b"x" * size
         self._at = 0
 
     def append(self) -> None:
-        os.pwritev(self._fd, (b"x" * FRAME_BYTES,), self._at)
+        os.pwritev(self._fd, (self._frame,), self._at)
         os.fdatasync(self._fd)
-        self._at = (self._at + FRAME_BYTES) % (32 << 20)
+        self._at = (self._at + len(self._frame)) % (32 << 20)
 
 
 async def floor(directory: str, seconds: float) -> None:
     settings = Settings(data=os.path.join(directory, "embedded"))
-    bare = Bare(directory)
     raw: list[float] = []
     ours: list[float] = []
     item = PushItem("bench", "p", _encode(PAYLOAD))
     async with running(store_of(settings), settings) as opened:
-        for _ in range(100):
+        before = opened.statistics().store.journal_bytes
+        for _ in range(WARM):
             await opened.push([item])
+        size = (opened.statistics().store.journal_bytes - before) // WARM
+        bare = Bare(directory, size)
         cpu, end = time.process_time(), time.perf_counter() + seconds
         while time.perf_counter() < end:
             for _ in range(STRETCH):
@@ -304,12 +307,14 @@ async def floor(directory: str, seconds: float) -> None:
         cpu = time.process_time() - cpu
     told = {
         "workload": "one durable push, in process",
+        "bytes": size,
         "append_p50_ms": round(statistics.median(raw) * 1000, 3),
         "p50_ms": round(statistics.median(ours) * 1000, 3),
         "times": round(statistics.median(ours) / statistics.median(raw), 2),
         "cpu_us_with_its_append": round(cpu / len(ours) * 1e6, 1),
     }
     print(_encode(told).decode(), flush=True)
+    aims.tell("in-process", statistics.median(ours) / statistics.median(raw))
 
 
 def main() -> None:
@@ -324,8 +329,10 @@ def main() -> None:
     options = parser.parse_args()
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(dir=options.dir))
-        if not options.memory and not options.only:
+        if not options.memory and options.only in ("", "floor"):
             trio.run(floor, directory, options.seconds * options.rounds)
+        if options.only == "floor":
+            return
         where = ("--memory",) if options.memory else ("--data", f"{directory}/served")
         server = stack.enter_context(broker("broker", "fast", *where))
         turn = 0

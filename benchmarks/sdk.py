@@ -36,10 +36,10 @@ class SdkClient:
             await self._queen.queue(queue).partition(partition).push(items)
 
     async def take(self, queue: str) -> Message:
-        (message,) = await self._pop(queue, None, 1, 1)
+        (message,) = await self.receive(queue, None, 1, 1)
         return message
 
-    async def _pop(self, queue: str, group: str | None, batch: int, partitions: int) -> list[Message]:
+    async def receive(self, queue: str, group: str | None, batch: int, partitions: int) -> list[Message]:
         asked = self._queen.queue(queue).batch(batch).partitions(partitions).wait(True)
         asked = asked.timeout_millis(WAIT_SECONDS * 1000)
         if group is not None:
@@ -108,7 +108,7 @@ class SdkConsumer:
         self._ask = (queue, group, batch, partitions)
 
     async def receive(self) -> Sequence[Message]:
-        return await self._client._pop(*self._ask)
+        return await self._client.receive(*self._ask)
 
     async def ack(self, messages: Sequence[Message]) -> None:
         await self._client.ack(messages, self._ask[1])

@@ -85,7 +85,7 @@ async def throughput(face: Face, seconds: float, *, groups: int, partitions: int
         names = [None] if groups == 1 else [f"g{number}" for number in range(groups)]
         for first in range(0, partitions if partitions > 1 else 0, 1000):
             await producer.push("s", [f"p{number}" for number in range(first, first + 1000)], PAYLOAD)
-        consumes = []
+        consumes: list[Callable[[], Awaitable[int]]] = []
         for name in names:
             consumer = await stack.enter_async_context(
                 face.consumer("s", name, batch=HUNDRED, partitions=min(partitions, 64))
