@@ -76,13 +76,17 @@ class _Timer(Struct, rename="camel"):
 
 
 _Spelling = tuple[bytes, bytes]
-"""A message's text before and after what belongs to a lease."""
+"""A message's text before and after what belongs to a lease, with a comma at its end."""
+_Texts = list[bytes]
+"""An event: a place for what is before its messages, then for each message what comes before the lease, a place for the
+lease, and what comes after it; joined, they are the event."""
 
 
 class Spellings:
     """Texts of the messages that were delivered last, while there is more than one who may get them.
 
-    The text of a message is known by its partition's number and its offset, which name one durable message for ever.
+    The text of a message is known by its partition's number and its offset, which name one durable message for ever;
+    the events of a claim by its partition and by the first, the last and the number of its messages.
     """
 
     def __init__(self) -> None:
@@ -90,61 +94,87 @@ class Spellings:
         """How many subscriptions and tails are open; with one, nothing is kept."""
         self._known: dict[tuple[int, int], _Spelling] = {}
         self._older: dict[tuple[int, int], _Spelling] = {}
+        self._events: dict[tuple[int, int, int, int], list[_Texts]] = {}
+        self._older_events: dict[tuple[int, int, int, int], list[_Texts]] = {}
         self._size = 0
 
     @property
     def shared(self) -> bool:
         return self.readers > 1
 
-    def of(self, claim: Claim) -> list[_Spelling]:
-        """The texts of a claim's messages, which must be durable, in order."""
-        pid, found = claim.pid, list[_Spelling]()
-        for record in claim.records:
-            known = self._known.get((pid, record.offset)) or self._older.get((pid, record.offset))
-            if known is None:
-                known = _spell(record, str(pid), claim.partition)
-                self._keep((pid, record.offset), known)
-            found.append(known)
-        return found
+    def under(self, claim: Claim, head: bytes, lease: bytes) -> Iterator[bytes]:
+        """The events of a claim, whose messages must be durable, in offset order: each begins with `head`, and each of
+        their messages has `lease` in it (nothing, for a tail)."""
+        records = claim.records
+        if len(records) == 1:
+            front, end = self._of(claim, records[0], str(claim.pid))
+            yield b"%b%b%b%b]}" % (head, front, lease, end[:-1])
+            return
+        place = (claim.pid, records[0].offset, records[-1].offset, len(records))
+        events = self._events.get(place) or self._older_events.get(place)
+        if events is None:
+            events = [self._texts(part) for part in _parts(claim)]
+            self._events[place] = events
+            self._keep(sum([len(text) for texts in events for text in texts]))
+        for known in events:
+            texts = known.copy()
+            texts[0] = head
+            if lease:
+                texts[2::3] = [lease] * (len(texts) // 3)
+            yield b"".join(texts)
 
-    def _keep(self, place: tuple[int, int], text: _Spelling) -> None:
+    def _texts(self, part: Claim) -> _Texts:
+        texts, pid = [b""], str(part.pid)
+        for record in part.records:
+            front, end = self._of(part, record, pid)
+            texts += (front, b"", end)
+        texts[-1] = texts[-1][:-1] + b"]}"
+        return texts
+
+    def _of(self, claim: Claim, record: Record, pid: str) -> _Spelling:
+        place = (claim.pid, record.offset)
+        known = self._known.get(place) or self._older.get(place)
+        if known is None:
+            known = self._known[place] = _spell(record, pid, claim.partition)
+            self._keep(len(known[0]))
+        return known
+
+    def _keep(self, size: int) -> None:
         """Two halves: when the younger one is full it becomes the older one, whose texts go."""
-        self._known[place] = text
-        self._size += len(text[0]) + _ENVELOPE_BYTES
+        self._size += size + _ENVELOPE_BYTES
         if self._size > limits.WS_SPELLINGS_BYTES // 2:
             self._known, self._older, self._size = {}, self._known, 0
+            self._events, self._older_events = {}, self._events
 
 
 def _spell(record: Record, pid: str, partition: str) -> _Spelling:
     about = (record.id, record.txn, record.trace, Raw(record.payload), record.producer, created_at(record.ts))
     front = _Front(*about, pid, partition)
     timer = b"" if record.timer_key is None else b"," + encode(_Timer(record.timer_key))[1:-1]
-    return encode(front)[:-1], b',"offset":%d%b}' % (record.offset, timer)
+    return encode(front)[:-1], b',"offset":%d%b},' % (record.offset, timer)
 
 
 def render_messages(
     sub: str, claim: Claim, lease_id: str, group: str, spellings: Spellings | None = None
 ) -> Iterator[bytes]:
     """A claim as events: of its one partition, in offset order, each about `WS_EVENT_BYTES` at the most."""
-    head = _about(sub, claim.queue, claim.partition, claim.pid) + _about_lease(lease_id, group)
+    about_lease = _about_lease(lease_id, group)
+    head = b'%b%b,"messages":' % (_about(sub, claim.queue, claim.partition, claim.pid), about_lease)
+    if spellings is not None and spellings.shared:
+        yield from spellings.under(claim, head + b"[", b'%b,"deliveryAttempt":%d' % (about_lease, claim.attempt))
+        return
     for part in _parts(claim):
-        if spellings is not None and spellings.shared:
-            lease = b'%b,"deliveryAttempt":%d' % (_about_lease(lease_id, group), part.attempt)
-            messages = b"[%b]" % b",".join([front + lease + end for front, end in spellings.of(part)])
-        else:
-            messages = encode(messages_of(part, lease_id, group, timer_keys=True))
-        yield b'%b,"messages":%b}' % (head, messages)
+        yield b"%b%b}" % (head, encode(messages_of(part, lease_id, group, timer_keys=True)))
 
 
 def render_tail(sub: str, claim: Claim, spellings: Spellings | None = None) -> Iterator[bytes]:
     """What a tail reads of one partition, as events."""
-    head = _about(sub, claim.queue, claim.partition, claim.pid)
+    head = _about(sub, claim.queue, claim.partition, claim.pid) + b',"messages":'
+    if spellings is not None and spellings.shared:
+        yield from spellings.under(claim, head + b"[", b"")
+        return
     for part in _parts(claim):
-        if spellings is not None and spellings.shared:
-            messages = b"[%b]" % b",".join([front + end for front, end in spellings.of(part)])
-        else:
-            messages = encode(tail_messages_of(part))
-        yield b'%b,"messages":%b}' % (head, messages)
+        yield b"%b%b}" % (head, encode(tail_messages_of(part)))
 
 
 def render_gap(sub: str, partition: str, first: int, last: int) -> bytes:

@@ -103,17 +103,48 @@ def test_kept_texts_are_bounded(shared: Spellings, monkeypatch: pytest.MonkeyPat
     assert 40_000 < kept <= 101_500
 
 
-def test_a_long_claim_is_several_events(shared: Spellings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_events_are_bounded(shared: Spellings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do more stay when messages come many at a time, in overlapping claims."""
+    monkeypatch.setattr(limits, "WS_SPELLINGS_BYTES", 100_000)
+    texts = [replace(PLAIN, offset=offset, payload=b'"' + b"x" * 998 + b'"') for offset in range(2_000)]
+    most = 0
+    for first in range(0, 1_990, 3):
+        tailed(shared, *texts[first : first + 10])
+        kept = {id(front): len(front) for known in (shared._known, shared._older) for front, _ in known.values()}
+        for events in (*shared._events.values(), *shared._older_events.values()):
+            kept.update({id(text): len(text) for event in events for text in event})
+        most = max(most, sum(kept.values()))
+    assert 20_000 < most <= 130_000, "the bound, and the claim that went over it"
+
+
+def test_overlapping_claims_have_their_own_events(shared: Spellings) -> None:
+    """What is kept of one claim is not taken for another one that begins or ends with the same message."""
+    records = [replace(PLAIN, offset=offset) for offset in range(6)]
+    wanted = [(0, 3), (0, 6), (3, 6), (2, 4), (0, 1), (0, 3), (5, 6), (0, 6)]
+    for first, last in wanted:
+        for number in range(2):
+            (event,) = render_messages("s", claim(*records[first:last]), f"lease-{number}", f"g{number}", shared)
+            messages = json.loads(event)["messages"]
+            assert [message["offset"] for message in messages] == list(range(first, last))
+            assert {message["leaseId"] for message in messages} == {f"lease-{number}"}
+        (event,) = tailed(shared, *records[first:last])
+        assert [message["offset"] for message in json.loads(event)["messages"]] == list(range(first, last))
+        assert b"lease" not in event
+    (event,) = tailed(shared, records[0], records[5])
+    assert [message["offset"] for message in json.loads(event)["messages"]] == [0, 5]
+
+
+def test_a_long_claim_is_several_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each about `WS_EVENT_BYTES` long, what a message carries beside its payload included; none is empty."""
     monkeypatch.setattr(limits, "WS_EVENT_BYTES", 10_000)
     for payload, most in ((b"1", 30), (b'"' + b"x" * 4_000 + b'"', 3), (b'"' + b"x" * 50_000 + b'"', 1)):
         records = [replace(PLAIN, offset=offset, payload=payload) for offset in range(100)]
-        for spellings in (None, shared):
+        shared = Spellings()
+        shared.readers = 2
+        for spellings in (None, shared, shared):
             events = [json.loads(event)["messages"] for event in tailed(spellings, *records)]
             assert [message["offset"] for event in events for message in event] == list(range(100))
             assert 1 <= max(len(event) for event in events) <= most
-        shared._known.clear()
-        shared._older.clear()
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [10] * 50, [99, 100, 101], [300, 5, 1_000, 5, 5], [90, 90, 90]])
