@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import trio
-from socket_peer import House, Peer, house, items
+from socket_peer import Peer, house, items
 
 from queen_actors.config import Settings
-from queen_actors.storage.memory import Faults
 
 VIRTUAL_TIME = True
 
