@@ -34,6 +34,7 @@ from . import faultpoints
 from .fileops import FULL, FileOps
 
 FORMAT_LINE = "queen-actors data directory, format 1\n"
+ANY_FORMAT = re.compile(r"queen-actors data directory, format [0-9]+\n")
 
 _SLOT = struct.Struct("<8sQQ")
 _SLOT_MAGIC = b"QNACTPOS"
@@ -266,21 +267,29 @@ def _check_format(path: str, ops: FileOps) -> None:
     except FileNotFoundError:
         _begin(path, format_path, ops)
         return
-    if line != FORMAT_LINE:
-        raise DataDirectoryError(
-            f"{format_path} reads {line.strip()!r}, and this version reads {FORMAT_LINE.strip()!r}. Open the directory "
-            "with the version that wrote it, or choose another directory."
-        )
+    if line == FORMAT_LINE:
+        return
+    said = f"{format_path} reads {line.strip()!r}, and this version reads {FORMAT_LINE.strip()!r}."
+    if ANY_FORMAT.fullmatch(line):
+        raise DataDirectoryError(f"{said} Open the directory with the version that wrote it, or choose another one.")
+    raise DataDirectoryError(f"{said} That is no format: the file is damaged, and kept as it is. {_ask(path)}")
+
+
+def _ask(path: str) -> str:
+    return (
+        f"`queen-actors doctor --data {path}` says whether the log is whole, and with `--repair` writes the FORMAT "
+        "file again when a journal says what it was."
+    )
 
 
 def _check_ours(path: str) -> None:
     """Raise DataDirectoryError for a directory of something else, before anything is written into it."""
     others = [name for name in os.listdir(path) if name not in ("LOCK", "POSITION", "FORMAT.tmp", "lost+found")]
     if others and not os.path.exists(os.path.join(path, "FORMAT")):
-        raise DataDirectoryError(
-            f"{path} has no FORMAT file but is not empty (it holds {sorted(others)[0]!r}). Choose an empty or a new "
-            "directory, or restore the FORMAT file if this is a broker's data."
-        )
+        said = f"{path} has no FORMAT file but is not empty (it holds {sorted(others)[0]!r})."
+        if any(_NAMES.fullmatch(name) for name in others):
+            raise DataDirectoryError(f"{said} Everything is kept as it is. {_ask(path)}")
+        raise DataDirectoryError(f"{said} Choose an empty or a new directory.")
 
 
 def _begin(path: str, format_path: str, ops: FileOps) -> None:

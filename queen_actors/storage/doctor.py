@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -33,12 +32,11 @@ from queen_actors.errors import DataDirectoryError, QueenError
 from . import duck, journal, segments, snapshots
 from .checkup import KEPT, Checkup
 from .checkup_sealed import MEMORY_MB
-from .directory import FORMAT_LINE, DataDirectory
+from .directory import ANY_FORMAT, FORMAT_LINE, DataDirectory
 from .fileops import FileOps
 from .findings import Finding
 
 _ROUNDS = 3
-_OTHER_FORMAT = re.compile(r"queen-actors data directory, format [0-9]+\n")
 
 
 class Report(Struct, frozen=True):
@@ -114,7 +112,7 @@ def _require_directory(path: str) -> None:
     with contextlib.suppress(FileNotFoundError, IsADirectoryError):
         with open(os.path.join(path, "FORMAT"), encoding="utf-8", errors="replace") as file:
             line = file.read(200)
-        if line != FORMAT_LINE and _OTHER_FORMAT.fullmatch(line):
+        if line != FORMAT_LINE and ANY_FORMAT.fullmatch(line):
             raise DataDirectoryError(
                 f"{path} is a {line.strip()}, and this version knows {FORMAT_LINE.strip()!r}. Ask the doctor of the "
                 "version that wrote it."

@@ -19,7 +19,7 @@ from storage_kit import FaultyOps, Model, Workload, assert_same, entry, kv, queu
 from queen_actors.domain.effects import Appended, PartitionPut
 from queen_actors.errors import DataDirectoryError, StorageFailed, StorageFull, Unavailable
 from queen_actors.ports import SealedRun, Store
-from queen_actors.storage import DurableStore, durable, segments
+from queen_actors.storage import DurableStore, doctor, durable, segments
 from queen_actors.storage.journal import PAGE
 
 
@@ -174,6 +174,22 @@ async def test_an_unknown_format_is_refused(tmp_path: pathlib.Path, line: str, s
     with pytest.raises(DataDirectoryError, match=says):
         await opened(tmp_path)
     assert sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.parametrize("line", [None, "", "queen-actors data dmrectory, format 1\n"])
+async def test_a_format_that_is_lost_or_damaged_names_the_doctor(tmp_path: pathlib.Path, line: str | None) -> None:
+    """What can be done is in the sentence, and is enough: the doctor writes it again, and then it opens."""
+    store, _ = await opened(tmp_path)
+    await store.close()
+    if line is None:
+        (tmp_path / "FORMAT").unlink()
+    else:
+        (tmp_path / "FORMAT").write_text(line)
+    with pytest.raises(DataDirectoryError, match=f"kept as it is.*`queen-actors doctor --data {tmp_path}`.*--repair"):
+        await opened(tmp_path)
+    assert doctor.examine(str(tmp_path), repair=True).left == []
+    store, _ = await opened(tmp_path)
+    await store.close()
 
 
 async def test_a_directory_of_something_else_is_refused(tmp_path: pathlib.Path) -> None:
