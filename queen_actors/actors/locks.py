@@ -7,11 +7,12 @@ however that one asks. Two who ask with different limits do not wait for each ot
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 import trio
+from msgspec import Struct
 
 from queen_actors import limits
 from queen_actors.domain import locks as rules
@@ -43,6 +44,15 @@ class _Waiter:
         self.reloads = 0
 
 
+class _End(Struct):
+    """A permit that a connection holds no more, from this position of the log on; no reason: it gave it back."""
+
+    position: int
+    permits: Permits
+    permit: Permit
+    reason: str | None
+
+
 _Line = OrderedDict[_Waiter, None]
 
 
@@ -58,11 +68,14 @@ class Locks:
         """Names with a line whose permits have changed."""
         self._unclaimed: list[Permit] = []
         """Permits whose holder is gone, and that could not be given back at once."""
+        self._ends: deque[_End] = deque()
+        """What is not durable yet, and so not told."""
         self._work = trio.lowlevel.ParkingLot()
         self._renewed: set[str] = set()  # of the step that is being committed: keys renewed by their holders' token,
         self._released: set[str] = set()  # and keys given back
         self._caller: Permits | None = None
         self._closed = False
+        core.log.on_commit.append(self._tell)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -278,7 +291,7 @@ class Locks:
         permit = _permit(op, result, False)
         if permits is not None and permits.holds(permit):
             self.forget(permits, permit.key)
-            permits.gone(permit.key, None)
+            permits.gone(permits.leave(permit.key), None)
         self._unclaimed.append(permit)
         self._work.unpark_all()
 
@@ -319,18 +332,33 @@ class Locks:
         else:
             reason = "expired" if effect.expired else "deleted"
         for permits in self._holders.pop(key):
-            permits.gone(key, None if key in self._released and permits is self._caller else reason)
+            own = key in self._released and permits is self._caller
+            self._ends.append(_End(self._core.log.position, permits, permits.leave(key), None if own else reason))
+        self._tell(self._core.log.committed)
+
+    def _tell(self, committed: int) -> None:
+        """Tell holders what they have lost, as far as it is durable by now."""
+        ends = self._ends
+        while ends and ends[0].position <= committed:
+            end = ends.popleft()
+            end.permits.gone(end.permit, end.reason)
 
     def reset(self) -> None:
-        """The directory was read again from the log: permits that were not written never were."""
+        """The directory was read again from the log: permits that were not written never were, and what was not durable
+        took none away."""
         now = self._core.clock.now()
+        for end in self._ends:
+            if end.permits.back(end.permit):
+                self._holders.setdefault(end.permit.key, {})[end.permits] = None
+        self._ends.clear()
         for key in list(self._holders):
             name, _, slot = key.rpartition("#")
             row = self._core.directory.lock(name).live(int(slot), now)
             for permits in list(self._holders[key]):
                 if row is None:
                     self.forget(permits, key)
-                    permits.gone(key, "expired" if permits.over(key, now) else None)
+                    over = permits.over(key, now)
+                    permits.gone(permits.leave(key), "expired" if over else None)
                 else:
                     permits.renewed(key, row.version, row.expires_at)
         self._moved.update(dict.fromkeys(self._lines))

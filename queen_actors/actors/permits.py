@@ -49,6 +49,7 @@ class Permits:
         self._clock = clock
         self._lost: Callable[[Permit, str], None] | None = lost
         self._held: dict[str, Permit] = {}
+        self._leaving: list[Permit] = []
 
     def __len__(self) -> int:
         return len(self._held)
@@ -65,9 +66,24 @@ class Permits:
     def renewed(self, key: str, token: int, expires_at: int | None) -> None:
         self._held[key].token, self._held[key].expires_at = token, expires_at
 
-    def gone(self, key: str, reason: str | None) -> None:
-        """It is this connection's no more: lost for a reason (expired, deleted, taken), or given back (None)."""
+    def leave(self, key: str) -> Permit:
+        """It is this connection's no more, lost or given back, once that is durable: `gone`, or `back`."""
         permit = self._held.pop(key)
+        self._leaving.append(permit)
+        return permit
+
+    def back(self, permit: Permit) -> bool:
+        """What made it leave did not happen. False when nobody is there any more who could have it, or it was granted
+        here again."""
+        self._leaving.remove(permit)
+        if self._lost is None or permit.key in self._held:
+            return False
+        self._held[permit.key] = permit
+        return True
+
+    def gone(self, permit: Permit, reason: str | None) -> None:
+        """It was lost for a reason (expired, deleted, taken), or given back (None)."""
+        self._leaving.remove(permit)
         if reason is not None and self._lost is not None:
             self._lost(permit, reason)
 
@@ -85,7 +101,8 @@ class Permits:
     @property
     def patience(self) -> float:
         """How often `keep_alive` must be called, seconds; infinite when nothing lives with the connection."""
-        return min((permit.ttl / SECOND / 3 for permit in self._held.values() if permit.session), default=inf)
+        bound = (permit for permit in (*self._held.values(), *self._leaving) if permit.session)
+        return min((permit.ttl / SECOND / 3 for permit in bound), default=inf)
 
     async def keep_alive(self) -> None:
         """The holder is alive: renew what lives with it and has used up a third of its life. Raises what
