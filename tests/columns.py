@@ -142,6 +142,8 @@ MUTANTS = (
     "expired_lease_unnoticed", "passivation_drops_cursors", "seek_loses", "version_restarts", "batch_not_atomic",
     "bound_checked_early", "renewal_keeps_the_token", "two_holders", "guard_then_wait", "half_a_transaction",
     "timer_removed_first", "timer_early", "cancelled_timer_fires", "recovery_skips_the_last_entry",
+    "retention_early", "retention_unconsumed", "gap_not_told", "tail_skips_one", "watch_before_durable",
+    "coalesced_loses_the_last", "watch_forgets_the_gap", "waiter_overtakes", "permit_survives", "loss_not_told",
 )  # fmt: skip
 """A test compares these names with those that there are."""
 

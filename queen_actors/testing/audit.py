@@ -3,6 +3,7 @@ clients saw; where an answer was lost it allows for both ends. Lifetimes are cou
 
 from __future__ import annotations
 
+from . import kinds
 from .audit_kit import Ledger, Violation, must
 from .audit_linear import judge_linear
 from .audit_messages import Messages
@@ -36,3 +37,4 @@ class Audit:
         judge_linear(self.history)
         judge_timers(self.history, ledger)
         judge_transactions(self.history, ledger)
+        kinds.judge(self.history, ledger)

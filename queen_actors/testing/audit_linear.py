@@ -86,7 +86,8 @@ def _lock_step(event: Event) -> models.LockStep:
     asked = event.asked
     match event.op:
         case "acquire":
-            return models.Acquire(asked["ttl"], asked["owner"], asked["limit"])
+            lives = (event.start, inf) if "session" in asked else None
+            return models.Acquire(asked["ttl"], asked["owner"], asked["limit"], lives)
         case "renew":
             return models.Renew(asked["slot"], asked["token"], asked["ttl"], asked["owner"])
         case "unlock":

@@ -131,12 +131,20 @@ def judge_locks(history: History) -> None:
         for event, token in rows:
             earlier = [t for other, t in rows if other.end < event.start]
             must(token > max(earlier, default=0), "I6 tokens rise", lock, token, earlier)
-            let_go = ended.get((lock, slot, token), FAR)
+            let_go = min(ended.get((lock, slot, token), FAR), _disconnected(history, event))
             for other, taken in rows:
                 live = other.end < let_go and other.until < event.at + event.asked["ttl"]
                 if other.op == "acquire" and taken > token and live:
                     must(False, "I6 one holder at a time", (event, token), (other, taken))
         _guarded(history, lock, slot)
+
+
+def _disconnected(history: History, grant: Event) -> int:
+    """When the connection may have ended that the permit lives with."""
+    if "session" not in grant.asked:
+        return FAR
+    ends = history.of("link.cut", "hangup", "stop", "death")
+    return min((e.start for e in ends if e.end >= grant.start and e.client in ("broker", grant.client)), default=FAR)
 
 
 def _guarded(history: History, lock: str, slot: int) -> None:

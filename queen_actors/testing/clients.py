@@ -37,6 +37,10 @@ class World(Protocol):
         """Write down what happened without a call: now, or since `start` (microseconds of true time)."""
         ...
 
+    def afterwards(self, do: Callable[[], Awaitable[None]]) -> None:
+        """Have this done when all is calm, after everything has drained."""
+        ...
+
     async def call(self, client: str, op: str, asked: dict[str, Any], do: Callable[[Face], Awaitable[Any]]) -> Event:
         """Make a call on whatever broker is up, by the client's own way in, and write down what came of it."""
         ...

@@ -71,6 +71,24 @@ class Face(Protocol):
     async def push_ephemeral(self, queue: str, payload: bytes) -> Any: ...
     async def pop_ephemeral(self, queue: str, group: str) -> Any: ...
 
+    # Only on the wire
+    async def ask(self, op: str, fields: dict[str, Any]) -> Any:
+        """An op by its fields: (status, body)."""
+        ...
+
+    async def in_line(self, fields: dict[str, Any], placed: Callable[[], None]) -> Any:
+        """As `locks`, of a `lock.acquire`. `placed` is called when a later request on the same connection is answered:
+        from then on the acquire stands in the line, if it was not granted."""
+        ...
+
+    async def event(self) -> dict[str, Any]:
+        """The next event of the WebSocket. Whoever is cancelled has taken nothing."""
+        ...
+
+    def hang_up(self) -> None:
+        """End the connection."""
+        ...
+
 
 async def _asked(call: Awaitable[T]) -> T:
     try:
@@ -158,6 +176,21 @@ class Direct:
     async def pop_ephemeral(self, queue: str, group: str) -> Any:
         found = await _asked(self.broker.ephemeral.pop(EphemeralPop(queue, group=group, batch=3, auto_ack=True)))
         return [message.payload for message in found]
+
+    async def ask(self, op: str, fields: dict[str, Any]) -> Any:
+        raise Refused(_WIRE_ONLY)
+
+    async def in_line(self, fields: dict[str, Any], placed: Callable[[], None]) -> Any:
+        raise Refused(_WIRE_ONLY)
+
+    async def event(self) -> dict[str, Any]:
+        raise Refused(_WIRE_ONLY)
+
+    def hang_up(self) -> None:
+        return
+
+
+_WIRE_ONLY = "only on the wire"
 
 
 async def _deliver(subscription: Subscription, deal: Deal) -> Exception:

@@ -41,6 +41,9 @@ class MemoryListener(trio.abc.Listener[Stream]):
         await trio.lowlevel.checkpoint()
 
 
+Path = Callable[[dict[str, Any]], str]
+
+
 class Link(Protocol):
     """A connection that carries one request at a time. `call` raises Unanswered when it breaks."""
 
@@ -56,6 +59,15 @@ def _seek(fields: dict[str, Any]) -> str:
     return f"/api/v1/consumer-groups/{fields.pop('group')}/queues/{fields.pop('queue')}/seek"
 
 
+def _letter(fields: dict[str, Any]) -> str:
+    return f"/api/v1/dlq/{fields.pop('letter')}/replay"
+
+
+def _asking(path: str) -> Path:
+    """A path whose fields are its query."""
+    return lambda fields: f"{path}?{urlencode(fields)}"
+
+
 def _pop(fields: dict[str, Any]) -> str:
     path = "/api/v1/pop"
     for name in ("queue", "partition"):
@@ -64,7 +76,6 @@ def _pop(fields: dict[str, Any]) -> str:
     return f"{path}?{urlencode(fields)}"
 
 
-Path = Callable[[dict[str, Any]], str]
 _PATHS: dict[str, tuple[str, Path]] = {
     "push": ("POST", lambda fields: "/api/v1/push"),
     "pop": ("GET", _pop),
@@ -78,8 +89,15 @@ _PATHS: dict[str, tuple[str, Path]] = {
     "seek": ("POST", _seek),
     "queue.delete": ("DELETE", lambda fields: f"/api/v1/resources/queues/{fields['queue']}"),
     "group.delete": ("DELETE", lambda fields: f"/api/v1/consumer-groups/{fields['group']}/queues/{fields['queue']}"),
+    "dead": ("GET", _asking("/api/v1/dlq")),
+    "dead.purge": ("DELETE", _asking("/api/v1/dlq")),
+    "dead.replay": ("POST", _letter),
+    "query": ("POST", lambda fields: "/streams/v1/queries"),
+    "cycle": ("POST", lambda fields: "/streams/v1/cycle"),
+    "short.push": ("POST", lambda fields: "/api/v1/ephemeral/push"),
+    "short.pop": ("GET", _asking("/api/v1/ephemeral/pop")),
 }
-"""Op -> method and path; `_pop` and the paths of leases and seeks take out of the fields what the path has."""
+"""Op -> method and path; `_pop` and the paths of leases, seeks and letters take out of the fields what the path has."""
 
 
 class _Link:
@@ -139,15 +157,18 @@ class HttpLink(_Link):
         return status, await self._take(length)
 
 
-class _Reply(msgspec.Struct):
+class _Reply(msgspec.Struct, kw_only=True):
     id: int | None = None
     status: int = 0
     body: msgspec.Raw = msgspec.Raw(b"null")
+    error: msgspec.Raw = msgspec.Raw(b"null")
     event: str | None = None
     sub: str | None = None
     messages: msgspec.Raw = msgspec.Raw(b"[]")
     leaseId: str | None = None
     partitionId: str | None = None
+    text: bytes = b""
+    """All of it, of an event."""
 
 
 class SocketLink(_Link):
@@ -159,25 +180,40 @@ class SocketLink(_Link):
         self._ids = itertools.count(1)
         self._open = False
         self._text = b""
+        self._asked: dict[int, _Reply | None] = {}
         self.events: list[_Reply] = []
 
     async def call(self, op: str, fields: dict[str, Any]) -> tuple[int, bytes]:
+        return await self.reply(await self.ask(op, fields))
+
+    async def ask(self, op: str, fields: dict[str, Any]) -> int:
+        """Send a request; returns its number."""
         await self._opened()
         number = next(self._ids)
+        self._asked[number] = None
         await self._frame(1, msgspec.json.encode({"id": number, "op": op, **fields}))
-        while True:
+        return number
+
+    async def reply(self, number: int) -> tuple[int, bytes]:
+        """The reply to that request; events and other replies that come before it are kept."""
+        while (found := self._asked[number]) is None:
             reply = await self._message()
             if reply.event is not None:
                 self.events.append(reply)
-            elif reply.id == number:
-                return reply.status, bytes(reply.body)
+            elif reply.id is not None and self._asked.get(reply.id, reply) is None:
+                self._asked[reply.id] = reply
             else:
                 raise Broken(f"I17 a reply to what was not asked: {reply}")
+        del self._asked[number]
+        return found.status, bytes(found.body if found.status < 400 else found.error)
 
     async def event(self) -> _Reply:
         """The next event; the earliest that came while replies were waited for."""
         while not self.events:
-            self.events.append(await self._message())
+            reply = await self._message()
+            if reply.event is None:
+                raise Broken(f"I17 a reply to what was not asked: {reply}")
+            self.events.append(reply)
         return self.events.pop(0)
 
     async def _opened(self) -> None:
@@ -214,7 +250,9 @@ class SocketLink(_Link):
                 self._text += payload
                 if first & 0x80:
                     text, self._text = self._text, b""
-                    return _reply.decode(text)
+                    reply = _reply.decode(text)
+                    reply.text = text if reply.event is not None else b""
+                    return reply
 
     def _whole_frame(self) -> tuple[int, bytes] | None:
         """The first byte and the payload of the next frame, if all of it has come."""

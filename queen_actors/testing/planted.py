@@ -1,7 +1,8 @@
 """Bugs to be planted: each is what somebody might really get wrong, made by replacing a piece of the running broker.
 
 A bug is planted in a process of its own, and stays there for as long as it lives. Here are those of the log, of time
-and of messages; `planted_state` has the others, and `BUGS` has all.
+and of messages; `planted_state` and
+`planted_feeds` have the others, and `BUGS` has all.
 """
 
 from __future__ import annotations
@@ -174,8 +175,8 @@ def dedup_on_rollback() -> None:
     known = PartitionState.known
     remembered: dict[tuple[int, str], fx.Recent] = {}
 
-    def leaky(self: Any, draft: Draft, transaction: Any, acks: Any, loaded: Any) -> Any:
-        reply = decide(self, draft, transaction, acks, loaded)
+    def leaky(self: Any, draft: Draft, transaction: Any, acked: Any) -> Any:
+        reply = decide(self, draft, transaction, acked)
         if isinstance(reply, RolledBack):
             for effect in draft.effects:
                 for record in effect.records if isinstance(effect, fx.Appended) else ():

@@ -21,7 +21,8 @@ from queen_actors.domain.transaction import Committed, fenced
 from queen_actors.errors import QueenError
 from queen_actors.values import SECOND
 
-from .planting import BUGS, bug, put
+from .planted_feeds import BUGS
+from .planting import bug, put
 
 __all__ = ["BUGS"]
 
@@ -141,7 +142,7 @@ def half_a_transaction() -> None:
             await self._core.log.reloaded()
             loaded = await self._acks.load(acks)
             draft = Draft(self._core)
-            reply = self._decide(draft, transaction, acks, loaded)
+            reply = self._decide(draft, transaction, self._acks.decide(draft, acks, loaded, repeats=False))
             if isinstance(reply, Committed):
                 later = Draft(self._core)
                 middle = max(len(draft.effects) - 1, 1)

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 import msgspec
+import trio
 from msgspec import Raw
 
 from queen_actors.domain.cursor import Ack, PopRequest
@@ -75,8 +76,7 @@ class _Results(msgspec.Struct):
 _popped, _results = msgspec.json.Decoder(_Popped), msgspec.json.Decoder(_Results)
 
 _messages = msgspec.json.Decoder(list[Message])
-_NOT_HERE = "only simulated in the broker's process"
-_HTTP_ONLY = ("seek", "queue.delete", "group.delete")
+_HTTP_ONLY = ("seek", "queue.delete", "group.delete", "query", "cycle", "short.push", "short.pop")
 
 
 class Remote:
@@ -107,6 +107,46 @@ class Remote:
         if status >= 300 and status not in fine:
             raise Broken(f"I17 no call of these is wrong: {op} {fields} {status} {body!r}")
         return status, body
+
+    async def ask(self, op: str, fields: dict[str, Any]) -> Any:
+        status, body = await self._ask(op, dict(fields), fine=(404, 409))
+        return status, msgspec.json.decode(body) if body else None
+
+    async def in_line(self, fields: dict[str, Any], placed: Callable[[], None]) -> Any:
+        if self.link is None:
+            self.link = self._dial()
+        link, answered = self.link, False
+        assert isinstance(link, SocketLink)
+        try:
+            acquire = await link.ask("lock.acquire", fields)
+            await link.reply(await link.ask("kv", {"operations": [{"op": "get", "ns": "sim", "key": "0"}]}))
+            placed()
+            status, body = await link.reply(acquire)
+            answered = True
+        finally:
+            if not answered:
+                self.hang_up()
+        if status in (507, 429):
+            raise Refused(str(status))
+        if status == 503:
+            raise Unanswered(body.decode())
+        return [_noted_lock(msgspec.json.decode(body))]
+
+    async def event(self) -> dict[str, Any]:
+        if not isinstance(self.link, SocketLink):
+            raise Unanswered("the connection is gone")
+        answered = False
+        try:
+            event = await self.link.event()
+            answered = True
+        except trio.Cancelled:
+            answered = True  # nothing of the next one was taken
+            raise
+        finally:
+            if not answered:
+                self.hang_up()
+        found: dict[str, Any] = msgspec.json.decode(event.text)
+        return found
 
     def hang_up(self) -> None:
         """The connection is cut, if there is one."""
@@ -220,16 +260,50 @@ class Remote:
             self.hang_up()
 
     async def register(self, command: Register) -> Any:
-        raise Refused(_NOT_HERE)
+        fields = {"name": command.name, "source_queue": command.source, "config_hash": command.config_hash}
+        _, body = await self._ask("query", {**fields, "reset": False, "sink_queue": command.sink})
+        return msgspec.json.decode(body)["query_id"]
 
     async def cycle(self, cycle: Cycle) -> Any:
-        raise Refused(_NOT_HERE)
+        fields: dict[str, Any] = {
+            "query_id": cycle.query,
+            "partition_id": str(cycle.pid),
+            "consumer_group": cycle.group,
+        }
+        fields["state_ops"] = [{"type": "upsert", "key": op.key, "value": Raw(op.value or b"null")} for op in cycle.ops]
+        fields["push_items"] = [_item(item) for item in cycle.pushes]
+        if cycle.ack is not None:
+            ack = cycle.ack
+            fields["ack"] = {
+                "transactionId": ack.txn,
+                "leaseId": ack.lease_id,
+                "status": ack.status,
+                "count": ack.count,
+            }
+        _, body = await self._ask("cycle", {**fields, "release_lease": cycle.release})
+        reply = msgspec.json.decode(body)
+        return True if reply["success"] else reply["reason"]
 
     async def push_ephemeral(self, queue: str, payload: bytes) -> Any:
-        raise Refused(_NOT_HERE)
+        message = {"payload": Raw(payload)}
+        _, body = await self._ask("short.push", {"queue": queue, "partition": "one", "messages": [message]})
+        return msgspec.json.decode(body)["pushed"]
 
     async def pop_ephemeral(self, queue: str, group: str) -> Any:
-        raise Refused(_NOT_HERE)
+        fields = {"queue": queue, "group": group, "batch": 3, "autoAck": "true"}
+        _, body = await self._ask("short.pop", fields)
+        return [bytes(message.payload) for message in _shorts.decode(body).messages]
+
+
+class _Short(msgspec.Struct):
+    payload: Raw
+
+
+class _Shorts(msgspec.Struct):
+    messages: list[_Short]
+
+
+_shorts = msgspec.json.Decoder(_Shorts)
 
 
 def claims_of(messages: Sequence[Message], queue: str | None) -> list[Any]:

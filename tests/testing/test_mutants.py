@@ -36,6 +36,16 @@ FOUND = {
     "timer_early": 13,
     "cancelled_timer_fires": 7,
     "recovery_skips_the_last_entry": 0,
+    "retention_early": 4,
+    "retention_unconsumed": 14,
+    "gap_not_told": 4,
+    "tail_skips_one": 4,
+    "watch_before_durable": 194,
+    "coalesced_loses_the_last": 18,
+    "watch_forgets_the_gap": 244,
+    "waiter_overtakes": 14,
+    "permit_survives": 14,
+    "loss_not_told": 14,
 }
 """A seed at which each is known to be found. What changes the broker's schedule moves them: then the search goes on
 through all seeds, and takes longer; `python -m queen_actors.testing.mutants` tells the new ones."""
