@@ -1,0 +1,1 @@
+"""Long seeded walks of the pure machines beside models that are too simple to be wrong."""
