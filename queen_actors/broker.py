@@ -127,7 +127,7 @@ class Broker:
             (self._upkeep.observe, (Appended, CursorPut, CursorDropped, PartitionPut)),
             (self._retention.observe, (Appended, QueuePut, QueueDropped)),
             (self.arrivals.observe, (Appended,)),
-            (self._tails.observe, (Appended,)),
+            (self._tails.observe, (Appended, PartitionPut, QueueDropped)),
             (self._watches.observe, (KvPut, KvDropped)),
             (self.counts.observe, None),
         )
@@ -333,10 +333,14 @@ class Broker:
         """How often the state was read again from the log: what was deferred before is void."""
         return self._core.log.reloads
 
-    async def settled(self, position: int, reloads: int) -> None:
-        """Return when what was decided in a task with a `deferral` (`actors/log.py`) is durable: its position, and
-        `reloads` at that time. Raises StorageFull when it was refused, StorageFailed when its fate is not known."""
-        await self._core.log.settled(position, reloads)
+    def settled(self, position: int, reloads: int) -> bool:
+        """Is it durable what was decided in a task with a `deferral` (`actors/log.py`): its position, and `reloads` at
+        that time? Raises StorageFull when it was refused, StorageFailed when its fate is not known."""
+        return self._core.log.settled(position, reloads)
+
+    def look(self, look: Callable[[], bool]) -> None:
+        """Call `look`, which must not raise, each time that more is `settled`, for as long as it returns True."""
+        self._core.log.look(look)
 
     def reached(self, reloads: int) -> int:
         """The position up to which the log is durable, of those that were given out after so many reloads."""

@@ -86,6 +86,7 @@ class Log:
         self._ends: list[int] = []
         """How far the log was durable at each refusal."""
         self._closing = False
+        self._lookers: list[Callable[[], bool]] = []
         self.on_commit: list[Callable[[int], None]] = []
         """Told, with the position, each time that more is durable, before anybody's reply leaves."""
 
@@ -173,14 +174,21 @@ class Log:
 
         await wait_task_rescheduled(abort)
 
-    async def settled(self, position: int, reloads: int) -> None:
-        """`durable`, for what was deferred when the state had been read again `reloads` times: since then, positions
-        that were refused may have been given out once more."""
+    def settled(self, position: int, reloads: int) -> bool:
+        """Is what was deferred durable by now? Raises as `durable` does. It was deferred when the state had been read
+        again `reloads` times: since then, positions that were refused may have been given out once more."""
         if position <= self.reached(reloads):
-            return
+            return True
         if reloads != self.reloads:
             raise copy(self._refusal)
-        await self.durable(position)
+        if self._failure is not None:
+            raise copy(self._failure)
+        return False
+
+    def look(self, look: Callable[[], bool]) -> None:
+        """Call `look` each time that more is durable, or known never to be, for as long as it returns True: what is
+        deferred can be told at once, without the turn of the event loop that waking a task takes. It must not raise."""
+        self._lookers.append(look)
 
     def reached(self, reloads: int) -> int:
         """Up to where those positions are durable that were given out after so many reloads."""
@@ -217,6 +225,7 @@ class Log:
         self.committed += entries
         for tell in self.on_commit:
             tell(self.committed)
+        self._let_look()
         self._wake()
 
     async def probe(self) -> None:
@@ -241,6 +250,10 @@ class Log:
         self._failure = failure
         self._reloaded.set()
         self._drop(failure)
+
+    def _let_look(self) -> None:
+        lookers, self._lookers = self._lookers, []
+        self._lookers += [look for look in lookers if look()]
 
     def _take(self) -> tuple[list[Entry], int]:
         group: list[Entry] = []
@@ -276,6 +289,7 @@ class Log:
         self._drop(refusal)
 
     def _drop(self, error: QueenError) -> None:
+        self._let_look()
         for _, task in self._waiting:
             reschedule(task, outcome.Error(copy(error)))
         self._waiting.clear()

@@ -8,8 +8,11 @@ connection's requests wants it.
 
 from __future__ import annotations
 
+import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar, cast
 
 import trio
 from msgspec import Struct
@@ -22,82 +25,140 @@ from queen_actors.broker import Broker
 from queen_actors.errors import QueenError
 from queen_actors.wire.socket import Frame
 
+T = TypeVar("T")
+
 
 class Decided(Struct):
-    """A request that is decided, and its reply, which may leave when the log has what `later` says."""
+    """A request that is decided, and its reply, which may leave when the log has `position` (see `Deferral`)."""
 
     frame: Frame
     request: Request
     reply: Reply
-    later: Deferral
+    position: int
+    reloads: int
     due: float
     """When its time is over, by Trio's clock."""
+
+
+@types.coroutine
+def _rest(begun: Coroutine[Any, Any, T], trap: Any) -> Generator[Any, Any, T]:
+    """The rest of a coroutine that has been begun by hand, and has stopped at this."""
+    try:
+        while True:
+            try:
+                value = yield trap
+            except BaseException as thrown:  # a cancellation, most of all: it is the coroutine's
+                trap = begun.throw(thrown)
+            else:
+                trap = begun.send(value)
+    except StopIteration as done:
+        return cast(T, done.value)
 
 
 class Pipeline:
     """The deferred replies of one connection, in the order of their positions."""
 
-    def __init__(self, api: Api, broker: Broker, tell: Callable[[list[Decided]], None]) -> None:
-        """`tell` is given what may be answered now."""
+    def __init__(
+        self,
+        api: Api,
+        broker: Broker,
+        tell: Callable[[list[Decided]], None],
+        pause: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """`tell` is given what may be answered now; within `pause` is waited for what a request needs."""
         self._api = api
         self._broker = broker
         self._tell = tell
+        self._pause = pause
         self._waiting: deque[Decided] = deque()
-        self._changed = trio.lowlevel.ParkingLot()
+        self._later = Deferral()
+        self._looks = False
+        self._begun = trio.lowlevel.ParkingLot()
+        self._empty = trio.lowlevel.ParkingLot()
+        self._fault: Exception | None = None
+        self._failed = trio.Event()
         self.size = 0
         """Bytes of the replies that wait."""
 
-    async def decide(self, frame: Frame, request: Request) -> None:
-        """Have the request decided; its reply is told later, or now if it waits for nothing. Whoever is cancelled in
-        here finds that nothing has happened: all waiting comes before the decision."""
-        later = Deferral()
-        before = deferral.set(later)
+    @contextmanager
+    def deferring(self) -> Generator[None, None, None]:
+        """What this task has decided in here waits for nothing that is to become durable."""
+        before = deferral.set(self._later)
         try:
-            reply = await self._api.handle(request, bounded=True)
+            yield
         finally:
             deferral.reset(before)
-        decided = Decided(frame, request, reply, later, trio.current_time() + limits.CALL_DEADLINE_SECONDS)
-        if later.position:
+
+    async def decide(self, frame: Frame, request: Request) -> None:
+        """Have the request decided; its reply is told later, or now if it waits for nothing. Whoever is cancelled in
+        here finds that nothing has happened: all waiting comes before the decision. Only `deferring`, and only in one
+        task."""
+        later = self._later
+        later.position = 0
+        deciding = self._api.handle(request, bounded=True)
+        try:
+            trap = deciding.send(None)
+        except StopIteration as decided_at_once:
+            reply: Reply = decided_at_once.value
+        else:
+            with self._pause():
+                reply = await _rest(deciding, trap)
+        position = later.position
+        due = trio.current_time() + limits.CALL_DEADLINE_SECONDS if position else 0.0
+        decided = Decided(frame, request, reply, position, later.reloads, due)
+        if position:
             self._waiting.append(decided)
             self.size += len(reply.body)
-            if len(self._waiting) == 1:
-                self._changed.unpark_all()
+            if not self._looks:
+                self._looks = True
+                self._broker.look(self._look)
+                if self._begun:
+                    self._begun.unpark_all()
         else:
             self._tell([decided])
 
     async def run(self) -> None:
-        """Tell replies as they become durable; for ever."""
+        """Revoke replies whose time is over, for ever; what comes in time is told by what ends the group commit."""
         while True:
             while not self._waiting:
-                await self._changed.park()
-            await self._settle()
-            if not self._waiting:
-                self._changed.unpark_all()
+                await self._begun.park()
+            with trio.move_on_at(self._waiting[0].due):
+                await self._failed.wait()
+            if self._fault is not None:
+                raise self._fault
+            self._revoke(no_answer(), self._take(lambda decided: decided.due <= trio.current_time()))
 
     async def drained(self) -> None:
         """Return when no reply waits any more."""
         while self._waiting:
-            await self._changed.park()
+            await self._empty.park()
 
-    async def _settle(self) -> None:
-        """Wait for the oldest, and tell whatever can be told then."""
+    def _look(self) -> bool:
+        """More is durable, or is known not to be. True: replies wait still."""
+        try:
+            while self._waiting and self._settle():
+                pass
+        except Exception as fault:  # the boundary: ours, to end this connection and not the log
+            self._fault = fault
+            self._failed.set()
+            return False
+        self._looks = bool(self._waiting)
+        return self._looks
+
+    def _settle(self) -> bool:
+        """Tell whatever can be told with the oldest; False when that must wait."""
         first = self._waiting[0]
-        failure: QueenError | None = None
-        with trio.move_on_at(first.due) as patience:
-            try:
-                await self._broker.settled(first.later.position, first.later.reloads)
-            except QueenError as error:
-                failure = error
-        if patience.cancelled_caught:
-            self._revoke(no_answer(), self._take(lambda decided: decided.due <= trio.current_time()))
-        elif failure is None:
-            reached = self._broker.reached(first.later.reloads)
-            reloads = first.later.reloads
-            self._tell(self._take(lambda d: d.later.position <= reached and d.later.reloads == reloads))
-        elif first.later.reloads != self._broker.reloads:
-            self._revoke(failure, self._take(lambda decided: decided.later.reloads == first.later.reloads))
-        else:
-            self._revoke(failure, self._take(lambda decided: True))
+        reloads = first.reloads
+        try:
+            if not self._broker.settled(first.position, reloads):
+                return False
+        except QueenError as failure:
+            again = reloads != self._broker.reloads
+            self._revoke(failure, self._take(lambda decided: not again or decided.reloads == reloads))
+            return True
+        reached = self._broker.reached(reloads)
+        self._tell(self._take(lambda d: d.position <= reached and d.reloads == reloads))
+        return True
 
     def _take(self, goes: Callable[[Decided], bool]) -> list[Decided]:
         """Take out those at the front for which it is so."""
@@ -105,6 +166,8 @@ class Pipeline:
         while self._waiting and goes(self._waiting[0]):
             found.append(self._waiting.popleft())
             self.size -= len(found[-1].reply.body)
+        if not self._waiting:
+            self._empty.unpark_all()
         return found
 
     def _revoke(self, failure: QueenError, lost: list[Decided]) -> None:

@@ -15,6 +15,7 @@ import trio
 
 from queen_actors import __version__, limits
 from queen_actors.actors.log import decided as when_decided
+from queen_actors.actors.log import deferral
 from queen_actors.actors.permits import holding
 from queen_actors.api import Access, Api, Authorize, Caller, Reply, Request
 from queen_actors.api.errors import error_reply
@@ -77,7 +78,7 @@ class Session:
         self._reading = trio.CancelScope()
         self._under_way = 0
         self._under_way_bytes = 0
-        self._pipeline = Pipeline(api, broker, self._tell)
+        self._pipeline = Pipeline(api, broker, self._tell, self._pause)
         self._pops = 0
         self._taken = 0
         self._place_free = trio.lowlevel.ParkingLot()
@@ -110,7 +111,7 @@ class Session:
                     background.start_soon(self._await_auth)
                 async with trio.open_nursery() as requests, trio.open_nursery() as feeds:
                     self._feeds.nursery = self._watching.nursery = feeds
-                    with self._reading:
+                    with self._reading, self._pipeline.deferring():
                         await self._read(requests)
                     await self._pipeline.drained()
                     self._gate.close()
@@ -130,13 +131,15 @@ class Session:
         """Take requests until the peer is gone, or says something that ends the connection."""
         holding.set(self._holding.permits)
         while True:
-            try:
-                text = await self._link.receive()
-            except NotText:
-                self._link.close(wire.UNSUPPORTED, "frames are text")
-                return
+            text = self._link.take()
             if text is None:
-                return
+                try:
+                    text = await self._link.receive()
+                except NotText:
+                    self._link.close(wire.UNSUPPORTED, "frames are text")
+                    return
+                if text is None:
+                    return
             if len(text) > limits.WS_FRAME_BYTES:
                 self._link.close(wire.TOO_BIG, f"a frame takes at most {limits.WS_FRAME_BYTES} bytes")
                 return
@@ -152,21 +155,28 @@ class Session:
 
     async def _begin(self, requests: trio.Nursery, frame: Frame) -> None:
         """Start one request; return when its turn is over and the next one may start."""
-        if frame.op == "ping":
+        op = frame.op
+        build = ROUTES.get(op)
+        if op == "ping":
             self._link.send(wire.render_pong(frame.id))
             return
-        work = self._auth if frame.op == "auth" else self._own.get(frame.op) or self._route_of(frame.op)
-        if not self._known and frame.op != "auth":
-            self._say(frame.id, frame.op, error_reply(Unauthorized("say who you are first: an `auth` frame")))
+        work = self._call if build is not None else self._auth if op == "auth" else self._own.get(op)
+        if not self._known and op != "auth":
+            self._say(frame.id, op, error_reply(Unauthorized("say who you are first: an `auth` frame")))
             return
         if work is None:
-            unknown = BadRequest(f"there is no op {frame.op[:80]!r}", code="unknown_op")
-            self._say(frame.id, frame.op, error_reply(unknown))
+            unknown = BadRequest(f"there is no op {op[:80]!r}", code="unknown_op")
+            self._say(frame.id, op, error_reply(unknown))
             return
-        await self._place(len(frame.text))
-        waits = frame.op == "pop" and pop_timeout_ms(frame)
-        if frame.op in ROUTES or (frame.op == "pop" and not waits and self._gate.open):
-            await self._decide(requests, frame, work)
+        size = len(frame.text)
+        if self._is_full(size):
+            await self._place(size)
+        self._under_way += 1
+        self._under_way_bytes += size
+        if op == "pop" and not pop_timeout_ms(frame) and self._gate.open:
+            build = pop_request
+        if build is not None:
+            await self._decide(requests, frame, work, build)
             return
         decided = trio.Event()
         requests.start_soon(self._answer, frame, work, decided)
@@ -175,8 +185,9 @@ class Session:
             with self._pause():
                 await decided.wait()
 
-    async def _decide(self, requests: trio.Nursery, frame: Frame, work: Work) -> None:
-        build = pop_request if frame.op == "pop" else ROUTES[frame.op]
+    async def _decide(
+        self, requests: trio.Nursery, frame: Frame, work: Work, build: Callable[[Frame, Headers], Request]
+    ) -> None:
         try:
             await self._pipeline.decide(frame, build(frame, self._headers))
         except QueenError as error:
@@ -197,26 +208,22 @@ class Session:
             said += self._said(decided.frame.id, decided.frame.op, decided.reply)
         self._link.send_together(said)
 
-    def _route_of(self, op: str) -> Work | None:
-        return self._call if op in ROUTES else None
-
     async def _place(self, size: int) -> None:
         """Wait while as much is under way as may be, or the peer does not read its replies."""
         outbox = self._link.outbox
-        if self._is_full(size):
-            with self._pause():
-                while self._is_full(size):
-                    await (outbox.room() if outbox.crowded else self._place_free.park())
-        self._under_way += 1
-        self._under_way_bytes += size
+        with self._pause():
+            while self._is_full(size):
+                await (outbox.room() if outbox.crowded else self._place_free.park())
 
     @contextmanager
     def _pause(self) -> Generator[None, None, None]:
         """The reader stops: pongs lie unread, and nobody is to be taken for dead for that."""
         self._paused_since = trio.current_time()
+        self._link.away(True)
         try:
             yield
         finally:
+            self._link.away(False)
             if trio.current_time() - self._paused_since >= PAUSE_SECONDS:
                 self._read_freely = False
             self._paused_since = inf
@@ -233,6 +240,7 @@ class Session:
         )
 
     async def _answer(self, frame: Frame, work: Work, decided: trio.Event) -> None:
+        deferral.set(None)
         when_decided.set(decided.set)
         holding.set(self._holding.permits)
         try:
@@ -250,7 +258,8 @@ class Session:
         """The request has its answer: its place is free."""
         self._under_way -= 1
         self._under_way_bytes -= len(frame.text)
-        self._place_free.unpark_all()
+        if self._place_free:
+            self._place_free.unpark_all()
 
     def _say(self, id: bytes | None, op: str | None, reply: Reply) -> None:
         for said in self._said(id, op, reply):

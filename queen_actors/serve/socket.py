@@ -17,7 +17,8 @@ from queen_actors.config import Settings
 from queen_actors.errors import BadRequest, Forbidden, QueenError, Unauthorized
 from queen_actors.wire import socket as wire
 
-from .link import Incoming, Link, open_link
+from .arriving import Incoming
+from .link import Link, open_link
 from .session import Session
 from .sharing import Sharing
 from .socket_routes import Headers

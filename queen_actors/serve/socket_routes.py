@@ -72,11 +72,22 @@ def _request(method: str, path: str, headers: Headers, *, query: Mapping[str, st
     return Request(method, path.encode(), urlencode(query).encode(), headers, body)
 
 
-def _post(path: str, *names: str) -> Callable[[Frame, Headers], Request]:
+def _post(path: bytes, *names: str) -> Callable[[Frame, Headers], Request]:
     """A POST of an object with these fields."""
 
     def build(frame: Frame, headers: Headers) -> Request:
-        return _request("POST", path, headers, body=_body(frame.fields, names))
+        return Request("POST", path, b"", headers, _body(frame.fields, names))
+
+    return build
+
+
+def _post_one(path: bytes, name: str) -> Callable[[Frame, Headers], Request]:
+    """A POST of an object with this one field, which is what most requests are."""
+    spelled = b'{"%b":' % name.encode()
+
+    def build(frame: Frame, headers: Headers) -> Request:
+        raw = frame.fields.get(name)
+        return Request("POST", path, b"", headers, b"{}" if raw is None else b"%b%b}" % (spelled, raw))
 
     return build
 
@@ -128,13 +139,13 @@ def pop_timeout_ms(frame: Frame) -> int:
 
 
 ROUTES: Mapping[str, Callable[[Frame, Headers], Request]] = {
-    "push": _post("/api/v1/push", "items"),
-    "ack": _post("/api/v1/ack/batch", "acknowledgments", "consumerGroup"),
+    "push": _post_one(b"/api/v1/push", "items"),
+    "ack": _post(b"/api/v1/ack/batch", "acknowledgments", "consumerGroup"),
     "extend": _extend,
-    "transaction": _post("/api/v1/transaction", "operations", "requiredLeases", "kv", "timers", "positions"),
-    "kv": _post("/api/v1/kv", "operations"),
-    "locks": _post("/api/v1/locks", "operations"),
-    "timers": _post("/api/v1/timers", "operations"),
+    "transaction": _post(b"/api/v1/transaction", "operations", "requiredLeases", "kv", "timers", "positions"),
+    "kv": _post_one(b"/api/v1/kv", "operations"),
+    "locks": _post_one(b"/api/v1/locks", "operations"),
+    "timers": _post_one(b"/api/v1/timers", "operations"),
     "timer.get": _timer_get,
     "timer.list": _timer_list,
     "configure": _configure,

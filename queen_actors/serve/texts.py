@@ -12,6 +12,9 @@ from queen_actors import limits
 _TEXT = 0x81  # whole, and without an extension
 _PING, _PONG = 0x89, 0x8A
 _MASKED = 0x80
+_KEY_BYTES = 4
+_HEADS = {size: bytes(size) for size in (6, 8, 14)}
+"""What leaves a frame's head as it is, by its length with the key."""
 _SHORT, _TWO_BYTES, _EIGHT_BYTES = 125, 126, 127
 
 
@@ -34,30 +37,41 @@ class TextReader:
 
     def texts(self) -> list[bytes]:
         """The messages that have come whole, up to the first frame that is not ours."""
-        found: list[bytes] = []
-        data, at = self._data, 0
-        while self.direct and len(data) - at >= 2:
-            if data[at] != _TEXT or not data[at + 1] & _MASKED:
-                break
-            size, mask = data[at + 1] ^ _MASKED, at + 2
+        if not self.direct:
+            return []
+        data, end, at = self._data, len(self._data), 0
+        frames: list[tuple[int, int, int]] = []
+        masks: list[bytes | bytearray] = []
+        while end - at >= 2 and data[at] == _TEXT and data[at + 1] & _MASKED:
+            size, begin = data[at + 1] ^ _MASKED, at + 6
             if size == _TWO_BYTES:
-                size, mask = int.from_bytes(data[at + 2 : at + 4], "big"), at + 4
+                size, begin = int.from_bytes(data[at + 2 : at + 4], "big"), at + 8
             elif size == _EIGHT_BYTES:
-                size, mask = int.from_bytes(data[at + 2 : at + 10], "big"), at + 10
-            begin = mask + 4
-            if len(data) < begin:
+                size, begin = int.from_bytes(data[at + 2 : at + 10], "big"), at + 14
+            if end < begin:
                 break
-            if size > limits.WS_FRAME_BYTES or _is_longer_than_needed(size, mask - at):
+            if size > limits.WS_FRAME_BYTES or _is_longer_than_needed(size, begin - at):
                 self.direct = False
                 break
-            if len(data) < begin + size:
+            if end < begin + size:
                 break
-            text = _unmasked(data, mask, size)
+            masks += (_HEADS[begin - at], _stretched(data[begin - _KEY_BYTES : begin], size))
+            frames.append((at, begin, begin + size))
+            at = begin + size
+        return self._unmasked(frames, masks) if frames else []
+
+    def _unmasked(self, frames: list[tuple[int, int, int]], masks: list[bytes | bytearray]) -> list[bytes]:
+        """The texts of whole frames (where each begins, where its text does, where it ends), all unmasked at once."""
+        found: list[bytes] = []
+        data, at = self._data, frames[-1][2]
+        masked, mask = int.from_bytes(data[:at], "little"), int.from_bytes(b"".join(masks), "little")
+        plain = (masked ^ mask).to_bytes(at, "little")
+        for start, begin, end in frames:
+            text = plain[begin:end]
             if not _is_utf8(text):
-                self.direct = False
+                self.direct, at = False, start
                 break
             found.append(text)
-            at = begin + size
         del data[:at]
         return found
 
@@ -84,14 +98,11 @@ class TextReader:
 
 def _is_longer_than_needed(size: int, head: int) -> bool:
     """A length is spelled in as few bytes as it takes; another spelling is an error."""
-    return (head == 4 and size <= _SHORT) or (head == 10 and size < 1 << 16)
+    return (head == 8 and size <= _SHORT) or (head == 14 and size < 1 << 16)
 
 
-def _unmasked(data: bytearray, mask: int, size: int) -> bytes:
-    key = bytes(data[mask : mask + 4])
-    masked = data[mask + 4 : mask + 4 + size]
-    pattern = key * (size // 4) + key[: size % 4]
-    return (int.from_bytes(masked, "little") ^ int.from_bytes(pattern, "little")).to_bytes(size, "little")
+def _stretched(key: bytearray, size: int) -> bytearray:
+    return (key * (size // _KEY_BYTES + 1))[:size]
 
 
 def _is_utf8(text: bytes) -> bool:

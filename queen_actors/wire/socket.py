@@ -56,9 +56,9 @@ class BadFrame(BadRequest):
 def parse_frame(text: bytes) -> Frame:
     """Raises NotAnObject when there is no object, and BadFrame when it is no request."""
     try:
-        fields = raw_object(text)
-    except (Malformed, msgspec.ValidationError) as wrong:
-        raise NotAnObject(str(wrong)) from None
+        fields = _object.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        fields = _no_object(text)
     raw_id = fields.get("id")
     id = None if raw_id is None else bytes(raw_id)
     if id == b"null":
@@ -73,6 +73,13 @@ def parse_frame(text: bytes) -> Frame:
     if not op:
         raise BadFrame("op must be the name of an operation", id)
     return Frame(op, id, fields, text)
+
+
+def _no_object(text: bytes) -> dict[str, Raw]:
+    try:
+        return raw_object(text)
+    except (Malformed, msgspec.ValidationError) as wrong:
+        raise NotAnObject(str(wrong)) from None
 
 
 class _Subscribe(Struct, rename="camel"):
@@ -125,6 +132,7 @@ REQUESTS: Mapping[str, type[Struct]] = {
 }
 """The fields of the ops that are read here, for the protocol's description."""
 
+_object = msgspec.json.Decoder(dict[str, Raw])
 _text = msgspec.json.Decoder(str)
 _subscribe = msgspec.json.Decoder(_Subscribe)
 _tail = msgspec.json.Decoder(_Tail)

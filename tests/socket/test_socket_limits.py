@@ -13,7 +13,7 @@ from wsproto.events import Ping
 
 from queen_actors import limits
 from queen_actors.config import Settings
-from queen_actors.serve import link
+from queen_actors.serve import arriving
 from queen_actors.serve.outbox import CHUNK_BYTES, Outbox
 from queen_actors.wire.socket import close_frame, text_frames
 
@@ -137,7 +137,7 @@ async def test_a_peer_that_pings_and_never_reads(hall: House, monkeypatch: pytes
     """Pongs wait like everything else: the reader stops before they are without bound, and the peer is dropped."""
     gc.collect()
     bound = 200_000
-    monkeypatch.setattr(link, "CROWDED_BYTES", bound)
+    monkeypatch.setattr(arriving, "CROWDED_BYTES", bound)
     peer, _ = await narrow_peer(hall, 0)
     await peer.raw(peer._ws.send(Ping(payload=b"x" * 125)) * 4000)
     await trio.sleep(5)

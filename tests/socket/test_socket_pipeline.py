@@ -118,9 +118,11 @@ async def test_a_position_that_was_given_out_twice_is_not_taken_for_the_first_on
     log.restart(0)
     nursery.start_soon(log.run)
     log.append(entry())
-    await log.settled(1, log.reloads)
+    assert not log.settled(1, log.reloads)
+    await log.durable()
+    assert log.settled(1, log.reloads)
     with pytest.raises(StorageFull):
-        await log.settled(later.position, later.reloads)
+        log.settled(later.position, later.reloads)
     log.close()
 
 
