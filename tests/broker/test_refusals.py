@@ -438,6 +438,8 @@ async def test_nothing_is_told_before_it_is_durable(autojump_clock: MockClock) -
             ),
             "extend": lambda: broker.extend("nobody", 9),
             "release": lambda: broker.release("nobody"),
+            "register": lambda: broker.register("r", "g", "new", None),
+            "register again": lambda: broker.register("r", "g", "new", None),
         }
         async with trio.open_nursery() as nursery:
             for name, do in calls.items():

@@ -145,14 +145,19 @@ async def test_strict_order_within_a_partition(timed: Wire, autojump_clock: Mock
 
 
 async def test_an_expired_lease_redelivers_and_charges_nothing(timed: Wire, autojump_clock: MockClock) -> None:
-    """With `retryLimit` 0 the message would be dead-lettered by one failure; ten expiries do nothing to it."""
-    await timed.configure("q", leaseTime=1, retryLimit=0)
+    """After ten expiries a failure is still the first: `retryLimit` 1 lets it come again, and the next one is its
+    last."""
+    await timed.configure("q", leaseTime=1, retryLimit=1)
     await timed.push("q", 1)
     for attempt in range(1, 11):
         (message,) = await timed.pop("q", wait=True, timeout=5000)
         assert message["deliveryAttempt"] == attempt
         await trio.sleep(1.01)
     assert await timed.dead_letters("q") == []
+    for dead in (False, True):
+        (message,) = await timed.pop("q")
+        (entry,) = await timed.ack((message, "failed"))
+        assert (entry["success"], entry["dlq"]) == (True, dead)
 
 
 async def test_lease_lengths(timed: Wire, autojump_clock: MockClock) -> None:
