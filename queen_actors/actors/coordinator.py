@@ -17,6 +17,8 @@ from queen_actors.domain.cursor import Ack, AckOutcome
 from queen_actors.domain.effects import CursorDropped
 from queen_actors.domain.kv import Precondition
 from queen_actors.domain.partition import PushItem, PushOutcome
+from queen_actors.domain.runs import RunSettled
+from queen_actors.domain.timers import TimerResult
 from queen_actors.domain.transaction import (
     Committed,
     PositionCommit,
@@ -92,26 +94,29 @@ class Coordinator:
 
     def _decide(self, draft: Draft, transaction: Transaction, acked: Sequence[AckOutcome]) -> TransactionReply:
         """Ask every other participant; the first refusal, in this order, is the answer (5.2)."""
-        refused = next((outcome for outcome in acked if not outcome.success), None)
-        if refused is not None:
-            return rules.rejected_ack(refused.error)
+        if not isinstance(acked, RunSettled):
+            refused = next((outcome for outcome in acked if not outcome.success), None)
+            if refused is not None:
+                return rules.rejected_ack(refused.error)
         items = [step for step in transaction.steps if isinstance(step, PushItem)]
         if transaction.producer is not None:
             items = [replace(item, producer=transaction.producer) for item in items]
         pushed = self._producers.decide(draft, items) if items else []
-        pairs = zip(pushed, items, strict=True)
-        if any(outcome.status == "duplicate" and self._is_old(outcome, item) for outcome, item in pairs):
-            return rules.DUPLICATE
-        lost = self._move(draft, transaction.positions)
+        for outcome, item in zip(pushed, items, strict=True):
+            if outcome.status == "duplicate" and self._is_old(outcome, item):
+                return rules.DUPLICATE
+        lost = self._move(draft, transaction.positions) if transaction.positions else None
         if lost is not None:
             return lost
         answers = self._keys.decide(draft, transaction.kv) if transaction.kv else []
         if isinstance(answers, Precondition):
             return rules.lost_precondition(len(transaction.steps), answers)
-        try:
-            timed = self._timers.decide(draft, transaction.timers, transaction.producer)
-        except Forbidden as refusal:
-            return RolledBack(refusal.reason or refusal.code, refusal.detail)
+        timed: Sequence[TimerResult] = ()
+        if transaction.timers:
+            try:
+                timed = self._timers.decide(draft, transaction.timers, transaction.producer)
+            except Forbidden as refusal:
+                return RolledBack(refusal.reason or refusal.code, refusal.detail)
         steps = _in_order(transaction.steps, pushed, acked)
         return Committed(steps, tuple(answers), tuple(timed), len(transaction.positions))
 

@@ -216,7 +216,7 @@ class Pops:
         reply = PopReply(
             lease_id if claims else "",
             request.group,
-            tuple(self._plain(claim) for claim in claims),
+            tuple([self._plain(claim) for claim in claims]),
             request.conflation and not conflict,
             request.conflation and conflict,
         )
@@ -242,9 +242,10 @@ class Pops:
     def _plain(self, claim: Claim) -> Claim:
         """The claim with its payloads in the clear. Raises QueenError when the key is missing: what nobody can read,
         nobody takes."""
-        if not any(record.encrypted for record in claim.records):
-            return claim
-        return replace(claim, records=self._core.cipher.plain_all(claim.records))
+        for record in claim.records:
+            if record.encrypted:
+                return replace(claim, records=self._core.cipher.plain_all(claim.records))
+        return claim
 
     def _hold(self, call: _Call, claims: Sequence[Claim]) -> float | None:
         """Until when the pop waits for a fuller batch instead of making these claims; None when it makes them now."""
@@ -385,8 +386,8 @@ class Pops:
             auto_ack=request.auto_ack,
             span=head if group.conflation else None,
         )
-        reason = rules.DELIVERY_LIMIT.format(limit=options.delivery_limit)
         for record in taken.dead:
+            reason = rules.DELIVERY_LIMIT.format(limit=options.delivery_limit)
             draft.effects.append(self._dead_letter(draft, queue, partition, cursor, record, reason))
         draft.effects.append(taken.cursor)
         if not taken.records:

@@ -3,7 +3,7 @@ a consumer sends that has done its batch, and what most acks are; it is settled 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import overload
 
 from .cursor import Ack, AckOutcome, completed, leased
@@ -34,6 +34,9 @@ class AckRun(Sequence[Ack]):
             return [self._ack(txn) for txn in self.txns[place]]
         return self._ack(self.txns[place])
 
+    def __iter__(self) -> Iterator[Ack]:
+        return map(self._ack, self.txns)
+
     def _ack(self, txn: str) -> Ack:
         return Ack(txn, self.pid, self.group, "completed", self.lease_id)
 
@@ -59,6 +62,9 @@ class RunSettled(Sequence[AckOutcome]):
         if isinstance(place, slice):
             return [self._outcome(at) for at in range(len(self.txns))[place]]
         return self._outcome(range(len(self.txns))[place])
+
+    def __iter__(self) -> Iterator[AckOutcome]:
+        return map(self._outcome, range(len(self.txns)))
 
     def _outcome(self, place: int) -> AckOutcome:
         return AckOutcome(self.txns[place], True, lease_released=place == self.released)

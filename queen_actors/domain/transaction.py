@@ -68,11 +68,11 @@ TransactionReply = Committed | RolledBack
 def fenced(transaction: Transaction) -> Transaction:
     """The transaction with each ack's fence made explicit (5.6): its own lease; else the one lease that the whole
     bundle names; else none."""
-    named = set(transaction.required_leases)
-    named.update(step.lease_id for step in transaction.steps if isinstance(step, Ack) and step.lease_id)
-    if len(named) != 1:
+    fences = [step.lease_id for step in transaction.steps if isinstance(step, Ack)]
+    if all(fences):
         return transaction
-    if all(step.lease_id for step in transaction.steps if isinstance(step, Ack)):
+    named = {*transaction.required_leases, *filter(None, fences)}
+    if len(named) != 1:
         return transaction
     (lease,) = named
     steps = tuple(
