@@ -21,6 +21,7 @@ from queen_actors.domain.partition import (
     packed_name,
     packed_new,
     packed_oldest,
+    packed_start,
     packed_tail,
     packed_with_cursor,
     packed_with_recent,
@@ -36,6 +37,8 @@ from queen_actors.values import LOCKS_NAMESPACE, SECOND
 from .shelf import Shelf
 
 Observer = Callable[[fx.Effect], None]
+NEVER = 1 << 63
+"""Later than every instant."""
 
 
 class Directory:
@@ -89,6 +92,7 @@ class Directory:
         """When the timer was due that the latest effect on one took the place of, or took away: for its observer."""
         self.streams = StreamTable()
         self._restoring = False
+        self._since = NEVER
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -315,13 +319,16 @@ class Directory:
 
     def recent_since(self) -> int:
         windows = [window_of(queue.options) for queue in self.queues.values()]
-        return self.opened_at - max(windows, default=0)
+        self._since = self.opened_at - max(windows, default=0)
+        return self._since
 
     def sealed(self, runs: Sequence[fx.SealedRun]) -> None:
         for run in runs:
             packed = self.packed.get(run.pid)
             if packed is not None:
-                self.packed.put(run.pid, packed_with_run(packed, run))
+                # Of a run that lies in the window as a whole each message is told by `recent`: that is enough
+                if run.first_ts < self._since or run.first < packed_start(packed):
+                    self.packed.put(run.pid, packed_with_run(packed, run))
             elif (partition := self.active.get(run.pid)) is not None:
                 partition.restore_run(run)
 

@@ -34,10 +34,11 @@ class Lookup:
     def add(self, text: str, number: int, oldest: int = 0) -> None:
         """One more. Entries below `oldest` mean nothing any more, and go before it grows for their sake."""
         hashed = hash(text) & 0xFFFF_FFFF
-        bucket = self._buckets[self._place(hashed)]
-        bucket += _ENTRY.pack(hashed, number)
+        place = hashed & (self._level - 1)
+        buckets = self._buckets
+        buckets[place if place >= self._split else hashed & (2 * self._level - 1)].extend(_ENTRY.pack(hashed, number))
         self._count += 1
-        if self._count > AVERAGE * len(self._buckets):
+        if self._count > AVERAGE * len(buckets):
             if oldest:
                 self._sweep(oldest)
                 self._sweep(oldest)
@@ -68,10 +69,12 @@ class Lookup:
 
     def _grow(self) -> None:
         """Split the next bucket in turn."""
-        entries = list(_ENTRY.iter_unpack(self._buckets[self._split]))
-        for place, part in ((self._split, 0), (len(self._buckets), self._level)):
-            bucket = bytearray(b"".join([_ENTRY.pack(*entry) for entry in entries if entry[0] & self._level == part]))
-            self._buckets[place : place + 1] = [bucket]
+        bucket, size, level = bytes(self._buckets[self._split]), _ENTRY.size, self._level
+        stays, goes = bytearray(), bytearray()
+        for at in range(0, len(bucket), size):
+            (goes if _HASH.unpack_from(bucket, at)[0] & level else stays).extend(bucket[at : at + size])
+        self._buckets[self._split] = stays
+        self._buckets.append(goes)
         self._split += 1
         if self._split == self._level:
             self._level *= 2

@@ -239,8 +239,10 @@ class PartitionState:
 
     def restore_recent(self, message: Recent) -> None:
         """A sealed message that is still inside its window; they come in offset order. Those from `log_start` on end
-        at the last message and have no gap."""
+        at the last message and have no gap. One is told of it and of its run, or of it alone."""
         self.index.append(message)
+        self.next_offset = max(self.next_offset, message.offset + 1)
+        self.last_ts = max(self.last_ts, message.ts)
 
     def evict(self, last: int) -> int:
         """The messages up to `last` lie in segments now: drop their payloads. Returns the bytes let go."""
@@ -313,11 +315,12 @@ def packed_with_run(packed: bytes, run: SealedRun) -> bytes:
 
 def packed_with_recent(packed: bytes, message: Recent) -> bytes | None:
     """`restore_recent` of a packed partition, or None when it is too much for a packed one."""
-    *fields, name, rows, tail = _HEAD.unpack_from(packed)
+    qid, created_at, log_start, next_offset, last_ts, name, rows, tail = _HEAD.unpack_from(packed)
     if rows >= PAGE_BYTES:
         return None
     row, end = row_of(message), _HEAD.size + name + rows
-    head = _HEAD.pack(*fields, name, rows + len(row), tail)
+    next_offset, last_ts = max(next_offset, message.offset + 1), max(last_ts, message.ts)
+    head = _HEAD.pack(qid, created_at, log_start, next_offset, last_ts, name, rows + len(row), tail)
     return b"".join((head, packed[_HEAD.size : end], row, packed[end:]))
 
 
@@ -340,6 +343,12 @@ def packed_name(packed: bytes) -> str:
     return packed[_HEAD.size : _HEAD.size + _NAME.unpack_from(packed, _NAME_AT)[0]].decode("utf-8", "surrogatepass")
 
 
+def packed_start(packed: bytes) -> int:
+    """The first offset that a packed partition keeps."""
+    start: int = _START.unpack_from(packed, _START_AT)[0]
+    return start
+
+
 def packed_oldest(packed: bytes) -> tuple[int, int] | None:
     """The queue of a packed partition, and when the first message of its index was appended; None without one."""
     qid, *_, name, rows, _ = _HEAD.unpack_from(packed)
@@ -356,6 +365,7 @@ _HEAD = Layout("<QQQQQHII")
 """qid, created_at, log_start, next_offset, last_ts, bytes of the name, of the index, of the tail; behind them the name,
 the index' rows, the tail and the cursors as msgpack arrays, or nothing where there are none."""
 _NAME, _NAME_AT = Layout("<H"), 40
+_START, _START_AT = Layout("<Q"), 16
 _packer = msgspec.msgpack.Encoder()
 _unpacker_of_tail: msgspec.msgpack.Decoder[list[Record]] = msgspec.msgpack.Decoder(list[Record])
 _unpacker: msgspec.msgpack.Decoder[list[CursorPut]] = msgspec.msgpack.Decoder(list[CursorPut])

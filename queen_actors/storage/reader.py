@@ -54,14 +54,16 @@ class RunIndex:
 
     def extend(self, rows: Sequence[tuple[int, int, int, int, int, int]]) -> None:
         """Add rows of the table `runs`, in their order."""
-        for pid, first, last, start, _, last_ts in rows:
-            self._pids.append(pid)
-            self._firsts.append(first)
-            self._lasts.append(last)
-            self._starts.append(start)
-            self._last_ts.append(last_ts)
-            self.messages += last - first + 1
-            self.last_ts = max(self.last_ts, last_ts)
+        if not rows:
+            return
+        pids, firsts, lasts, starts, _, last_ts = zip(*rows, strict=True)
+        self._pids.extend(pids)
+        self._firsts.extend(firsts)
+        self._lasts.extend(lasts)
+        self._starts.extend(starts)
+        self._last_ts.extend(last_ts)
+        self.messages += sum(lasts) - sum(firsts) + len(rows)
+        self.last_ts = max(self.last_ts, *last_ts)
 
     def runs(self, pid: int, first: int, last: int) -> Iterator[Run]:
         """Where `first`..`last` of the partition lie in this segment, in offset order."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from queen_actors.actors.directory import Directory
 from queen_actors.actors.shelf import PAGE, Shelf
 from queen_actors.domain.cursor import fresh
@@ -21,7 +23,7 @@ from queen_actors.domain.effects import (
     Record,
     SealedRun,
 )
-from queen_actors.domain.partition import PartitionState, PushItem
+from queen_actors.domain.partition import PartitionState, PushItem, window_of
 
 
 def queue(qid: int, name: str = "q", **options: int) -> QueuePut:
@@ -161,9 +163,11 @@ def test_names_are_found_wherever_their_partitions_are() -> None:
     assert directory.find("q", "nobody") is None
 
 
-def test_restored_packed_is_restored_in_memory() -> None:
-    """I14 for the packed: runs, recent messages, cursors and a later start come to the same, packed or not; more recent
-    messages than are packed bring the partition into memory."""
+@pytest.mark.parametrize("asked", [True, False])
+def test_restored_packed_is_restored_in_memory(asked: bool) -> None:
+    """I14 for the packed: runs, recent messages, cursors and a later start come to the same, packed or not, and whether
+    or not a run that lies in the window as a whole is left to its messages; more recent messages than are packed bring
+    the partition into memory."""
     effects = [PartitionPut(1, 1, "p", 5, 0), leased(1, "g", "L"), fresh(1, "h", 1), leased(1, "g", "M")]
     runs = [SealedRun(1, 0, 3, 10, 13), SealedRun(1, 4, 299, 14, 309)]
     recent = [Recent(1, offset, offset + 10, f"t{offset}", f"id{offset}") for offset in range(300)]
@@ -175,6 +179,8 @@ def test_restored_packed_is_restored_in_memory() -> None:
             assert directory.partition(1) is not None
         directory.restore([leased(1, "i", "M")])
         assert directory.leases == {"M": {(1, "g"), (1, "i")}}
+        if asked:
+            assert directory.recent_since() < runs[0].first_ts
         directory.sealed(runs)
         directory.recent(recent[:40])
     assert (list(packed.active), list(live.active)) == ([], [1])
@@ -188,6 +194,25 @@ def test_restored_packed_is_restored_in_memory() -> None:
     assert list(mine.index) == list(other.index) == [(message.offset, message.ts) for message in recent]
     assert mine.known("t17") == other.known("t17") == recent[17]
     assert live.passivate([1]) == 0, "an index of several pages is not packed"
+
+
+@pytest.mark.parametrize("since", [10, 12, 14, 15])
+def test_a_run_is_known_wherever_the_window_begins(since: int) -> None:
+    """Before a partition's runs, between them, within one and behind them: its end and its last instant are those of
+    the last run; so too when retention has taken everything, and nothing is recent."""
+    runs = [SealedRun(1, 0, 3, 10, 13), SealedRun(1, 4, 4, 14, 14)]
+    directory = Directory()
+    options = queue(1, dedup_window_seconds=0)
+    directory.restore([options, PartitionPut(1, 1, "p", 5, 0), PartitionPut(2, 1, "emptied", 5, 4)])
+    directory.opened_at = since + window_of(options.options)
+    assert directory.recent_since() == since
+    directory.sealed([*runs, SealedRun(2, 0, 3, 10, 13)])
+    directory.recent([Recent(1, n, 10 + n, f"t{n}", f"id{n}") for n in range(5) if 10 + n >= since])
+    kept, emptied = directory.partition(1), directory.partition(2)
+    assert kept is not None
+    assert emptied is not None
+    assert (kept.next_offset, kept.last_ts, kept.base) == (5, 14, min(since - 10, 5))
+    assert (emptied.next_offset, emptied.last_ts, emptied.base) == (4, 13, 4)
 
 
 def test_a_shelf_holds_what_was_put_there() -> None:

@@ -19,6 +19,8 @@ SPELLINGS = (
     lambda rnd: "\ud800" + str(rnd.randrange(9)),
     lambda rnd: "12345678-1234-1234-1234-1234567890 g",
     lambda rnd: "1234567 -1234-1234-1234-1234567890ab",
+    lambda rnd: "1234567--1234-1234-1234-1234567890ab",
+    lambda rnd: f"{rnd.randrange(10**8):08}-1234-1234-1234-123456789012",
     lambda rnd: "x" * rnd.choice((1, 16, 36, 5000)),
 )
 
@@ -43,6 +45,21 @@ def same(index: Recents, model: Model, rnd: random.Random) -> None:
         assert index.at(row.offset, 7) == row
         assert index.since(row.ts) == next(r.offset for r in model.rows if r.ts >= row.ts)
         assert index.since(row.ts + 1) == next((r.offset for r in model.rows if r.ts > row.ts), None)
+
+
+def test_pruning_up_to_the_end_of_a_page_keeps_the_next_one() -> None:
+    """What is forgotten ends where a page ends: every row behind it is still found, by offset too."""
+    index = Recents()
+    for offset in range(200):
+        index.append(Recent(7, offset, offset, f"t{offset}", f"id{offset}"))
+    kept = 200
+    while not index.small:
+        index.prune(200 - kept)
+        kept -= 1
+        assert (index.last, index.first()) == (199, 200 - kept - 1)
+        assert index.at(199, 7) == Recent(7, 199, 199, "t199", "id199")
+    index.prune(200)
+    assert (index.last, index.first(), bool(index)) == (-1, None, False)
 
 
 @pytest.mark.parametrize("seed", range(12))
