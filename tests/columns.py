@@ -5,8 +5,10 @@
     python -m tests.columns release --write  # a day: `./check --release`
 
 Every step is a command that may be called by itself. It is called again and again, with other seeds, until its target
-or its time is reached; two steps run at a time. `--write` puts the figures into docs/reliability.md. The status is 0
-when nothing was violated and every step ran, 1 otherwise: a step that could not run has not passed.
+or its time is reached. Two calls that keep a core busy run at a time, and two beside them that mostly wait; what has
+no end of its own, walks and simulation, gets what time the others leave. `--write` puts the figures into
+docs/reliability.md. The status is 0 when nothing was violated and every step ran, 1 otherwise: a step that could not
+run has not passed. One that ran and fell short of its target is told with its share of it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import argparse
 import json
 import os
 import platform
-import queue
 import re
 import shlex
 import subprocess
@@ -28,9 +29,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from queen_actors.testing.planted import BUGS
+
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "reliability.md"
 COLUMNS = ("small", "soak", "release")
+BUDGETS = {"small": 165.0, "soak": 2_940.0, "release": 86_000.0}
+"""Seconds in which a column is to be over; the first call of a step is made also after that."""
 LATE_SECONDS = 240.0
 """What one call may take beyond its step's time before it is ended."""
 NOT_RUN = 3
@@ -47,7 +52,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Amount:
-    """How much a column asks of a step, and the seconds that it has for it."""
+    """How much a column asks of a step, and the seconds that its calls have for it."""
 
     target: int
     seconds: float
@@ -55,7 +60,11 @@ class Amount:
 
 @dataclass(frozen=True)
 class Step:
-    """`command` makes the call of so many at a time, from this place on; `unit` names what is counted."""
+    """`command` makes the call of so many at a time, from this place on; `unit` names what is counted.
+
+    `waits`: it mostly waits, for clocks and processes that are killed, and runs beside what keeps a core busy. `fills`:
+    several calls of it may run at once, and it has whatever time is left.
+    """
 
     name: str
     invariants: str
@@ -65,6 +74,8 @@ class Step:
     parse: Callable[[subprocess.CompletedProcess[str], int], Told]
     amounts: dict[str, Amount]
     environment: Callable[[int], dict[str, str]] = lambda count: {}
+    waits: bool = False
+    fills: bool = False
 
 
 def python(*words: object) -> list[str]:
@@ -113,6 +124,16 @@ def planted(done: subprocess.CompletedProcess[str], count: int) -> Told:
     return told
 
 
+def walks(done: subprocess.CompletedProcess[str], count: int) -> Told:
+    """`1000000 steps in 500 rounds, 0 broken, 30000 steps/s`"""
+    found = re.search(r"^(\d+) steps in (\d+) rounds, (\d+) broken", done.stdout, re.MULTILINE)
+    if found is None:
+        return unread(done)
+    told = Told(Counter(steps=int(found[1]), rounds=int(found[2])))
+    told.violations += [done.stdout[-3000:]] if int(found[3]) or done.returncode else []
+    return told
+
+
 def machines(done: subprocess.CompletedProcess[str], count: int) -> Told:
     """pytest: every one passed, and so many steps were tried."""
     passed = re.search(r"^(\d+) passed", done.stdout.replace("\n=", "\n"), re.MULTILINE)
@@ -133,19 +154,11 @@ def unread(done: subprocess.CompletedProcess[str]) -> Told:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 _MACHINES = [f"tests/domain/test_{name}_machine.py" for name in ("kv", "locks", "timers", "cursor")]
+STEPS_A_ROUND = 2_000
+"""Steps of the walks for one of their seeds; a test compares it."""
 STEPS_EACH = 23
 """Steps that the machines try together for one of QUEEN_ACTORS_STEPS: six in three of them, five in the fourth."""
-MUTANTS = (
-    "answer_before_durable", "read_before_durable", "delivery_before_durable", "apply_before_prepare",
-    "refused_group_stays", "counter_not_persisted", "wall_clock", "expiry_at_reply", "dedup_forgotten",
-    "dedup_on_rollback", "ack_past_the_lease", "dead_lease_settles", "cancelled_pop_keeps_its_lease",
-    "expired_lease_unnoticed", "passivation_drops_cursors", "seek_loses", "version_restarts", "batch_not_atomic",
-    "bound_checked_early", "renewal_keeps_the_token", "two_holders", "guard_then_wait", "half_a_transaction",
-    "timer_removed_first", "timer_early", "cancelled_timer_fires", "recovery_skips_the_last_entry",
-    "retention_early", "retention_unconsumed", "gap_not_told", "tail_skips_one", "watch_before_durable",
-    "coalesced_loses_the_last", "watch_forgets_the_gap", "waiter_overtakes", "permit_survives", "loss_not_told",
-)  # fmt: skip
-"""A test compares these names with those that there are."""
+MUTANTS = tuple(bug.name for bug in BUGS)
 
 
 def _amounts(small: tuple[int, float], soak: tuple[int, float], release: tuple[int, float]) -> dict[str, Amount]:
@@ -162,24 +175,33 @@ def _fuzz(kind: str, what: str) -> Callable[[int, int], list[str]]:
 
 TABLE: tuple[Step, ...] = (
     Step(
-        "H: machines against a model", "I2 I3 I6 I8 I9 I10 I12", "steps", 2_000 * STEPS_EACH,
+        "H: walks beside a model", "I2 I3 I6 I8 I9 I10 I12 I14", "steps", 1_000_000,
+        lambda start, count: python("-m", "tests.walks", "--steps", count, "--seed", start // STEPS_A_ROUND),
+        walks,
+        _amounts((200_000, 40), (50_000_000, 2_900), (1_000_000_000, 80_000)),
+        fills=True,
+    ),
+    Step(
+        "H: the same, by Hypothesis", "I2 I3 I6 I8 I9 I10 I12 I14", "steps", 1_000 * STEPS_EACH,
         lambda start, count: python("-m", "pytest", "-q", "--timeout", 3600, *_MACHINES),
         machines,
-        _amounts((200_000, 40), (50_000_000, 900), (1_000_000_000, 14_400)),
+        _amounts((23_000, 40), (230_000, 400), (2_300_000, 3_600)),
         environment=lambda count: {"QUEEN_ACTORS_STEPS": str(count // STEPS_EACH)},
     ),
     Step(
-        "S: simulation", "I1-I14 I18", "seeds", 100,
+        "S: simulation", "I1-I14 I18", "seeds", 1_000,
         lambda start, count: python(
             "-m", "queen_actors.testing.sim", "--seeds", f"{start}..{start + count - 1}", "--quiet"
         ),
         simulation,
-        _amounts((200, 40), (100_000, 1500), (1_000_000, 28_800)),
+        _amounts((200, 40), (100_000, 2_900), (1_000_000, 80_000)),
+        fills=True,
     ),
     Step(
         "S: planted bugs", "the simulator itself", "mutants", 1,
         lambda start, count: python(
-            "-m", "queen_actors.testing.mutants", "--only", MUTANTS[start], "--no-control", "--seeds", "0..1999"
+            "-m", "queen_actors.testing.mutants", "--only", MUTANTS[start % len(MUTANTS)], "--no-control",
+            "--seeds", "0..1999",
         ),
         planted,
         _amounts((12, 40), (len(MUTANTS), 900), (len(MUTANTS), 3_600)),
@@ -223,19 +245,35 @@ TABLE: tuple[Step, ...] = (
 )  # fmt: skip
 
 
+HISTORIES = Step(
+    "L: histories of keys and locks", "I5-I7 I9 I11", "linearized", 1, lambda start, count: [], campaign,
+    _amounts((2_000, 0), (200_000, 0), (2_000_000, 0)),
+)  # fmt: skip
+"""Operations whose order was looked for, in what the others recorded."""
+
+
 # -- running -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Result:
-    """What a step came to."""
+    """What a step has come to. Only the board's threads change it, under its lock."""
 
     step: Step
     amount: Amount
     told: Told = field(default_factory=Told)
     done: int = 0
     seconds: float = 0.0
+    """Of its calls together."""
     commands: list[str] = field(default_factory=list)
+    asked: int = 0
+    """What all calls were to do."""
+    underway: int = 0
+    """What the calls are to do that are not over."""
+    calls: int = 0
+    slowest: float = 0.0
+    ended: bool = False
+    """A call did nothing: another one would not either."""
 
     @property
     def state(self) -> str:
@@ -245,32 +283,88 @@ class Result:
             return f"not run: {'; '.join(self.told.not_run) or 'no time'}"
         return "held"
 
+    @property
+    def reached(self) -> str:
+        """Whether the target was reached, or how much of it."""
+        return "reached" if self.done >= self.amount.target else f"{100 * self.done / self.amount.target:.3g} %"
+
+    def goes_on(self, left: float) -> bool:
+        """May it be called, when the column has so many seconds left? A call that would not end in time may not be
+        made, but for the first."""
+        if self.ended or self.told.violations or self.done + self.underway >= self.amount.target:
+            return False
+        if self.step.fills:
+            return not self.commands or left >= self.slowest
+        mine = self.amount.seconds - self.seconds
+        return not self.calls and (not self.commands or min(left, mine) >= self.slowest)
+
+    @property
+    def urgency(self) -> tuple[bool, float]:
+        """Less is earlier: what has an end of its own first, the longest of it; then what has least of its target."""
+        if self.step.fills:
+            return True, (self.done + self.underway) / self.amount.target
+        return False, -self.amount.seconds
+
+
+class Board:
+    """What is to be called next: all threads take from it, and bring back what was done."""
+
+    def __init__(self, results: Sequence[Result], start: int, seconds: float) -> None:
+        self.results = results
+        self._start = start
+        self._end = time.monotonic() + seconds
+        self._lock = threading.Lock()
+
+    def work(self, waiting: bool) -> None:
+        """Call until there is nothing left for this thread; one that is for what waits takes nothing else."""
+        while (taken := self._take(waiting)) is not None:
+            result, start, count = taken
+            step, began = result.step, time.monotonic()
+            command = [str(word) for word in step.command(start, count)]
+            environment = step.environment(count)
+            shown = shlex.join([*(f"{k}={v}" for k, v in environment.items()), *command])
+            result.commands.append(shown)
+            left = self._end - began if step.fills else result.amount.seconds - result.seconds
+            told = call(step, command, environment, count, max(left, 0) + LATE_SECONDS)
+            self._bring(result, count, told, time.monotonic() - began)
+
+    def _take(self, waiting: bool) -> tuple[Result, int, int] | None:
+        with self._lock:
+            left = self._end - time.monotonic()
+            able = [one for one in self.results if one.goes_on(left)]
+            mine = [one for one in able if one.step.waits == waiting] or ([] if waiting else able)
+            if not mine:
+                return None
+            result = min(mine, key=lambda one: one.urgency)
+            count = min(result.step.chunk, result.amount.target - result.done - result.underway)
+            start = self._start + result.asked
+            result.asked += count
+            result.underway += count
+            result.calls += 1
+            return result, start, count
+
+    def _bring(self, result: Result, count: int, told: Told, seconds: float) -> None:
+        with self._lock:
+            unit = result.step.unit
+            if unit == "seconds" and not told.violations and not told.not_run:
+                told.counts[unit] = count
+            result.told.counts += told.counts
+            result.told.violations += told.violations
+            result.told.not_run += told.not_run
+            result.done += told.counts[unit]
+            result.ended |= not told.counts[unit]
+            result.underway -= count
+            result.calls -= 1
+            result.seconds += seconds
+            result.slowest = max(result.slowest, seconds)
+            if not result.calls and (result.ended or result.told.violations or result.done >= result.amount.target):
+                print(line(result), flush=True)
+
 
 def run_step(step: Step, amount: Amount, start: int = 0) -> Result:
-    """Call it until the target or its time is reached; no call begins that would not end in time, but for the first."""
+    """Call one step until its target or its time is reached."""
     result = Result(step, amount)
-    began, slowest = time.monotonic(), 0.0
-    while result.done < amount.target and not result.told.violations:
-        left = amount.seconds - (time.monotonic() - began)
-        if result.commands and left < slowest:
-            break
-        count = min(step.chunk, amount.target - result.done)
-        command = [str(word) for word in step.command(start, count)]
-        environment = step.environment(count)
-        result.commands.append(shlex.join([*(f"{k}={v}" for k, v in environment.items()), *command]))
-        called = time.monotonic()
-        told = call(step, command, environment, count, max(left, 0) + LATE_SECONDS)
-        slowest = max(slowest, time.monotonic() - called)
-        result.told.counts += told.counts
-        result.told.violations += told.violations
-        result.told.not_run += told.not_run
-        if step.unit == "seconds" and not told.violations and not told.not_run:
-            told.counts["seconds"] = count
-        if not told.counts[step.unit]:
-            break
-        result.done += told.counts[step.unit]
-        start += max(count, 1)
-    result.seconds = time.monotonic() - began
+    Board([result], start, amount.seconds).work(step.waits)
     return result
 
 
@@ -291,36 +385,30 @@ def call(step: Step, command: Sequence[str], environment: dict[str, str], count:
     return step.parse(done, count)
 
 
-def run(column: str, start: int, jobs: int, only: str | None) -> list[Result]:
-    """Every step, the longest first, so many at a time."""
-    waiting: queue.Queue[Step] = queue.Queue()
-    chosen = [step for step in TABLE if only is None or only in step.name]
-    for step in sorted(chosen, key=lambda step: -step.amounts[column].seconds):
-        waiting.put(step)
-    results: dict[str, Result] = {}
-
-    def work() -> None:
-        while True:
-            try:
-                step = waiting.get_nowait()
-            except queue.Empty:
-                return
-            results[step.name] = result = run_step(step, step.amounts[column], start)
-            print(line(result), flush=True)
-
-    threads = [threading.Thread(target=work) for _ in range(jobs)]
+def run(column: str, start: int, jobs: int, beside: int, only: str | None) -> list[Result]:
+    """Every step; `jobs` calls at a time that keep a core busy, and `beside` them so many that wait."""
+    results = [Result(step, step.amounts[column]) for step in TABLE if only is None or only in step.name]
+    board = Board(results, start, BUDGETS[column])
+    threads = [threading.Thread(target=board.work, args=(number >= jobs,)) for number in range(jobs + beside)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [results[step.name] for step in chosen]
+    return [*results, *checked_histories(column, results)]
+
+
+def checked_histories(column: str, results: Sequence[Result]) -> list[Result]:
+    """L has no command of its own: what it checked are the histories of the others."""
+    count = sum(one.told.counts["linearized"] for one in results)
+    told = Told(Counter(linearized=count))
+    return [Result(HISTORIES, HISTORIES.amounts[column], told, count)] if count else []
 
 
 def line(result: Result) -> str:
     """One step for people."""
     done = f"{result.done:,} of {result.amount.target:,} {result.step.unit.replace('_', ' ')}"
     shown = "".join(f"\n    {text[:2000]}" for text in result.told.violations[:5])
-    return f"{result.state:<12} {result.step.name:<30} {done}, {result.seconds:.0f} s{shown}"
+    return f"{result.state:<12} {result.step.name:<30} {done} ({result.reached}), {result.seconds:.0f} s{shown}"
 
 
 def figures(column: str, results: Sequence[Result], seconds: float) -> str:
@@ -330,8 +418,8 @@ def figures(column: str, results: Sequence[Result], seconds: float) -> str:
     lines = [
         f"{ran}, {cores} cores, Python {version}, {seconds / 60:.0f} minutes.",
         "",
-        "| work | tries | done | target | beside | violations | the first call |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| work | tries | done | target | of it | beside | violations | the first call |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for one in results:
         beside = ", ".join(
@@ -341,9 +429,10 @@ def figures(column: str, results: Sequence[Result], seconds: float) -> str:
         )
         state = "0" if one.state == "held" else one.state.replace("|", "/").replace("\n", " ")
         unit = one.step.unit.replace("_", " ")
+        first = f"`{one.commands[0]}`" if one.commands else "with K, P, T, D, N"
         lines.append(
             f"| {one.step.name} | {one.step.invariants} | {one.done:,} {unit} | {one.amount.target:,} "
-            f"| {beside} | {state} | `{one.commands[0] if one.commands else ''}` |"
+            f"| {one.reached} | {beside} | {state} | {first} |"
         )
     return "\n".join(lines)
 
@@ -363,17 +452,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.columns", description=__doc__)
     parser.add_argument("column", choices=COLUMNS)
     parser.add_argument("--start", type=int, default=0, help="the first seed (default 0)")
-    parser.add_argument("--jobs", type=int, default=2, help="steps at a time (default 2)")
+    parser.add_argument("--jobs", type=int, default=2, help="calls at a time that keep a core busy (default 2)")
+    parser.add_argument("--beside", type=int, default=2, help="calls at a time that mostly wait (default 2)")
     parser.add_argument("--only", help="steps whose name holds this")
     parser.add_argument("--write", action="store_true", help="put the figures into docs/reliability.md")
     options = parser.parse_args()
     began = time.monotonic()
-    results = run(options.column, options.start, options.jobs, options.only)
+    results = run(options.column, options.start, options.jobs, options.beside, options.only)
     seconds = time.monotonic() - began
     if options.write:
         write(options.column, figures(options.column, results, seconds))
+    print("\n".join(map(line, results)))
     bad = [result for result in results if result.state != "held"]
-    print(f"{options.column}: {len(results) - len(bad)} of {len(results)} steps held, {seconds:.0f} s")
+    reached = sum(result.reached == "reached" for result in results)
+    held = f"{len(results) - len(bad)} of {len(results)} steps held"
+    print(f"{options.column}: {held}, {reached} of them reached their target, {seconds:.0f} s")
     return 1 if bad else 0
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,26 @@ import pytest
 from columns import (
     COLUMNS,
     DOCUMENT,
+    HISTORIES,
     MUTANTS,
+    STEPS_A_ROUND,
     TABLE,
     Amount,
+    Board,
+    Result,
     Step,
+    Told,
     campaign,
+    checked_histories,
     figures,
     machines,
     planted,
     run_step,
     simulation,
+    walks,
     write,
 )
+from walks.driver import LIFE, MACHINES
 
 from queen_actors.testing import mutants
 
@@ -75,6 +84,8 @@ def test_every_invariant_has_a_step_and_a_row_with_its_tests() -> None:
         (simulation, ended("200 seeds, 3 broken, 29 events, 6 starts, 2.0 seeds/s", 1), 200, 1, 0),
         (planted, ended("1 of 1 found"), 1, 0, 0),
         (planted, ended("0 of 1 found", 1), 0, 1, 0),
+        (walks, ended("6000 steps in 3 rounds, 0 broken, 9 steps/s"), 6000, 0, 0),
+        (walks, ended("kv, seed 7: x\n2000 steps in 1 rounds, 1 broken, 9 steps/s", 1), 2000, 1, 0),
         (machines, ended("....\n4 passed in 3.21s"), 7, 0, 0),
         (machines, ended("..F.\n1 failed, 3 passed in 3.21s", 1), 7, 1, 0),
     ],
@@ -114,6 +125,60 @@ def test_a_violation_ends_its_step() -> None:
     assert (result.state, len(result.commands)) == ("1 VIOLATED", 1)
 
 
+def kind(name: str, seconds: float, **more: Any) -> Result:
+    """A step of two calls, each of which says that it began and ended."""
+    line = json.dumps({"counts": {"things": 2}, "not_run": [], "violations": []})
+    script = f"import time; time.sleep(0.2); print({line!r})"
+    amount = Amount(4, seconds)
+    return Result(
+        Step(
+            name, "I1", "things", 2, lambda start, count: ["python", "-c", script], campaign, {"small": amount}, **more
+        ),
+        amount,
+    )
+
+
+def test_what_has_an_end_comes_first_and_the_rest_is_filled() -> None:
+    """One thread takes the longest first, then what fills; one that is for what waits takes nothing else."""
+    short, long, fills, waits = kind("a", 1), kind("b", 9), kind("c", 60, fills=True), kind("d", 5, waits=True)
+    board = Board([short, long, fills, waits], 0, 60)
+    board.work(True)
+    assert [one.done for one in (short, long, fills, waits)] == [0, 0, 0, 4]
+    taken = []
+    while (one := board._take(False)) is not None:
+        result, _, count = one
+        taken.append((result.step.name, count))
+        if result is not fills:
+            board._bring(result, count, Told(Counter(things=count)), 0.0)
+    assert taken == [("b", 2), ("b", 2), ("a", 2), ("a", 2), ("c", 2), ("c", 2)]
+
+
+def test_no_call_begins_that_would_end_too_late() -> None:
+    """But the first of each step, whatever the time."""
+    fills, own = kind("a", 60, fills=True), kind("b", 60)
+    board = Board([fills, own], 0, 0.0)
+    board.work(False)
+    assert [(one.done, len(one.commands)) for one in (fills, own)] == [(2, 1), (2, 1)]
+    assert (fills.state, fills.reached) == ("held", "50 %")
+
+
+def test_the_histories_are_counted() -> None:
+    """What was linearized in all steps together is a row of its own, beside its target."""
+    results = [kind("a", 1), kind("b", 1)]
+    assert checked_histories("small", results) == []
+    for one in results:
+        one.told.counts["linearized"] = 900
+    (found,) = checked_histories("small", results)
+    assert (found.step, found.done, found.amount.target, found.reached) == (HISTORIES, 1800, 2000, "90 %")
+    assert "| 1,800 linearized | 2,000 | 90 % |" in figures("small", [found], 1)
+
+
+def test_no_seed_of_the_walks_is_walked_twice() -> None:
+    """A seed is as many steps as it is counted for."""
+    assert LIFE * len(MACHINES) == STEPS_A_ROUND
+    assert all(step.chunk % STEPS_A_ROUND == 0 for step in TABLE if step.parse is walks)
+
+
 def test_the_figures_have_their_place(tmp_path: Path) -> None:
     """Each column's table stands between its marks, and replaces the one before."""
     document = tmp_path / "r.md"
@@ -124,6 +189,6 @@ def test_the_figures_have_their_place(tmp_path: Path) -> None:
         for _ in range(2):
             write(column, figures(column, [result], 60), document)
     text = document.read_text()
-    assert text.count("| x | I1 | 2 things | 2 | 5 more | 0 |") == 3
+    assert text.count("| x | I1 | 2 things | 2 | reached | 5 more | 0 |") == 3
     with pytest.raises(ValueError, match="no place"):
         write("other", "", document)
