@@ -35,7 +35,7 @@ PASSED_BY_OPENING = ("journal.create", "position")
 """Points that are passed before it is ready: their first passage is in the start itself."""
 AIMED_SHARE = 0.7
 """Of the random kills, how many wait for the phase that saw the fewest so far."""
-AIM_SECONDS = 2.0
+AIM_SECONDS = 1.0
 """How long for: a phase may not come at all."""
 PHASED = ("-c", Path(__file__).with_name("phased.py").read_text())
 LATE = ("merge", "drop")
