@@ -135,10 +135,12 @@ class Outbox:
             self._patience.deadline = math.inf
             self.flushed.set()
 
-    async def stalled(self) -> None:
-        """Return when one write has made no progress for `WS_WRITE_SECONDS`. May be awaited once."""
+    async def stalled(self) -> bool:
+        """Return when the peer cannot be written to any more: True when one write has made no progress for
+        `WS_WRITE_SECONDS`, False when its connection is broken. May be awaited once."""
         with self._patience:
-            await trio.sleep_forever()
+            await self.broken.wait()
+        return self._patience.cancelled_caught
 
     def _chunk(self) -> bytes:
         """The next frames to write, empty when there are none; they still count in `size`."""

@@ -71,6 +71,9 @@ class Session:
         self._known = caller is not None
         self._expires = None if caller is None else caller.expires
         self._identified = trio.Event()
+        self._background: trio.Nursery | None = None
+        """What watches the connection; None before it runs. A task is several kilobytes: none for what cannot come."""
+        self._expiry_watched = False
         self._gate = Gate(link.outbox)
         self._feeds = Feeds(link, broker, self._gate, sharing)
         self._watching = Watching(link, broker, self._gate, sharing)
@@ -103,10 +106,10 @@ class Session:
         self._link.send(wire.render_welcome(__version__, session, self._settings.heartbeat_seconds, iso_zulu(now)))
         try:
             async with trio.open_nursery() as background:
-                for task in (self._heartbeat, self._watch_writes, self._watch_stalls, self._watch_shutdown):
+                self._background = background
+                for task in (self._heartbeat, self._watch_writes, self._watch_shutdown, self._pipeline.run):
                     background.start_soon(task)
-                background.start_soon(self._watch_expiry)
-                background.start_soon(self._pipeline.run)
+                self._watch_token()
                 if not self._known:
                     background.start_soon(self._await_auth)
                 async with trio.open_nursery() as requests, trio.open_nursery() as feeds:
@@ -317,6 +320,7 @@ class Session:
         caller = await self._authorize(Request("GET", b"/api/v1/ws", headers=headers), Access.ANY)
         self._headers, self._known, self._expires = headers, True, caller.expires
         self._identified.set()
+        self._watch_token()
         return value_reply({"authenticated": True})
 
     # -- what ends a connection ------------------------------------------------------------------------------------
@@ -364,13 +368,11 @@ class Session:
         if self._judged:
             self._gate.hold()
 
-    async def _watch_stalls(self) -> None:
-        await self._link.outbox.stalled()
-        self._stop(wire.TOO_SLOW, "too slow", drop=True)
-
     async def _watch_writes(self) -> None:
-        await self._link.outbox.broken.wait()
-        self._end_soon()
+        if await self._link.outbox.stalled():
+            self._stop(wire.TOO_SLOW, "too slow", drop=True)
+        else:
+            self._end_soon()
 
     async def _watch_shutdown(self) -> None:
         """Nothing new is claimed; what is in flight is answered; then the close, all within the grace period."""
@@ -385,6 +387,12 @@ class Session:
         self._link.close(wire.GOING_AWAY, "going away")
         self._reading.deadline = min(self._reading.deadline, now + grace * 0.8)
         self.linger_seconds = grace * 0.1
+
+    def _watch_token(self) -> None:
+        """Watch the expiry from the first token on that has one."""
+        if self._expires is not None and not self._expiry_watched and self._background is not None:
+            self._expiry_watched = True
+            self._background.start_soon(self._watch_expiry)
 
     async def _watch_expiry(self) -> None:
         """The connection ends with its token, unless another one was sent in an `auth` frame before (A57)."""
