@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -391,12 +392,34 @@ async def test_a_crash_at_any_commit(autojump_clock: MockClock, seed: int, keep:
             assert whole == {True} or number not in acknowledged
 
 
+SILENT = {"open", "run", "close", "seal", "passivate", "close_session"}
+"""Operations of a broker that answer nobody."""
+
+
+class Noted:
+    """A broker, and which of its operations were asked for."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.asked: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.add(name)
+        return getattr(self.broker, name)
+
+
 async def test_nothing_is_told_before_it_is_durable(autojump_clock: MockClock) -> None:
-    """I13: while a commit is under way no reply leaves that reveals it, be it of a write or of a read."""
+    """I13: while a commit is under way no reply leaves that reveals it, be it of a write or of a read; every operation
+    that there is."""
     store = MemoryStore(retain=True, faults=Faults(latency=0))
-    async with started(store) as broker:
-        await furnish(broker)
-        await broker.locks([Acquire("held", 900 * SECOND, "me")])
+    async with started(store) as furnished:
+        broker: Any = Noted(furnished)
+        await furnish(furnished)
+        await furnished.locks([Acquire("held", 900 * SECOND, "me")])
+        await push(furnished, "dead", "dying", queue="d")
+        for _ in range(2):
+            await ack(furnished, await pop(furnished, "d", batch=1), "dlq")
+        (dying, dead), _ = await furnished.dead_letters(queue="d")
         store.faults.latency = 100.0
         done: list[str] = []
 
@@ -422,6 +445,15 @@ async def test_nothing_is_told_before_it_is_durable(autojump_clock: MockClock) -
             "view": lambda: broker.queue_view("q"),
             "letters": lambda: broker.dead_letters(),
             "message": lambda: broker.message(1, "m"),
+            "configure": lambda: configure(broker, retry_limit=5),
+            "purge": lambda: broker.purge_dead_letters("q", None),
+            "remove": lambda: broker.remove_dead_letters(1, "m"),
+            "replay": lambda: broker.replay(dead.letter.id, None, None),
+            "replay of nothing": lambda: broker.replay(dead.letter.id, None, None),
+            "retry": lambda: broker.retry(dying.letter.pid, "dying", None, None),
+            "retry of nothing": lambda: broker.retry(1, "m", None, None),
+            "acquire": lambda: broker.acquire(Acquire("w", 900 * SECOND, "me"), 0),
+            "refused acquire": lambda: broker.acquire(Acquire("w", SECOND, "you"), 0),
             "delete": lambda: broker.delete_queue("q"),
             "delete again": lambda: broker.delete_queue("q"),
             "view of nothing": lambda: broker.queue_view("q"),
@@ -448,6 +480,8 @@ async def test_nothing_is_told_before_it_is_durable(autojump_clock: MockClock) -
             assert done == []
             await trio.sleep(350)
             assert sorted(done) == sorted(calls)
+        operations = {name for name, it in vars(Broker).items() if inspect.iscoroutinefunction(it) and name[0] != "_"}
+        assert operations - SILENT == broker.asked
 
 
 async def test_a_reader_of_segments_sees_only_what_is_durable(autojump_clock: MockClock) -> None:
