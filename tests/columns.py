@@ -39,6 +39,8 @@ BUDGETS = {"small": 165.0, "soak": 2_940.0, "release": 86_000.0}
 LATE_SECONDS = 240.0
 """What one call may take beyond its step's time before it is ended."""
 NOT_RUN = 3
+PARTS = 10
+"""What fills the end of a column is called with so many parts of what it is called with else."""
 
 
 @dataclass
@@ -185,7 +187,7 @@ TABLE: tuple[Step, ...] = (
         "H: the same, by Hypothesis", "I2 I3 I6 I8 I9 I10 I12 I14", "steps", 1_000 * STEPS_EACH,
         lambda start, count: python("-m", "pytest", "-q", "--timeout", 3600, *_MACHINES),
         machines,
-        _amounts((23_000, 40), (230_000, 400), (2_300_000, 3_600)),
+        _amounts((23_000, 40), (46_000, 150), (2_300_000, 3_600)),
         environment=lambda count: {"QUEEN_ACTORS_STEPS": str(count // STEPS_EACH)},
     ),
     Step(
@@ -208,39 +210,39 @@ TABLE: tuple[Step, ...] = (
     ),
     Step(
         "K: kill -9", "I1-I12 I14 I20", "deaths", 5, _crash("kills"), campaign,
-        _amounts((20, 50), (300, 600), (1_000, 3_600)),
+        _amounts((20, 50), (300, 1_300), (1_000, 7_200)), waits=True,
     ),
     Step(
         "P: power cuts", "I1 I2 I5-I8 I10-I14", "cuts", 5, _crash("power"), campaign,
-        _amounts((20, 45), (200, 600), (500, 3_600)),
+        _amounts((20, 45), (200, 1_300), (500, 7_200)), waits=True,
     ),
     Step(
         "T: wall-clock jumps", "I3 I4 I10 I19", "jumps", 10, _crash("clock"), campaign,
-        _amounts((10, 30), (200, 300), (500, 1_800)),
+        _amounts((10, 30), (200, 600), (500, 3_600)), waits=True,
     ),
     Step(
         "T: pauses", "I3 I4 I19", "pauses", 5, _crash("pauses"), campaign,
-        _amounts((5, 30), (100, 600), (300, 3_600)),
+        _amounts((5, 30), (100, 1_000), (300, 7_200)), waits=True,
     ),
     Step(
         "D: disk faults", "I1 I14 I15 I16", "disk_faults", 30, _crash("disk"), campaign,
-        _amounts((30, 35), (600, 600), (2_000, 3_600)),
+        _amounts((30, 35), (600, 800), (2_000, 7_200)), waits=True,
     ),
     Step(
         "N: connections and networks", "I18 I20", "connect_and_drop", 50, _crash("network"), campaign,
-        _amounts((50, 20), (1_000, 300), (5_000, 1_800)),
+        _amounts((50, 20), (1_000, 600), (5_000, 3_600)), waits=True,
     ),
     Step(
-        "F: HTTP", "I17", "inputs", 500, _fuzz("http", "inputs"), campaign,
-        _amounts((500, 45), (20_000, 900), (200_000, 14_400)),
+        "F: HTTP", "I17", "inputs", 4_000, _fuzz("http", "inputs"), campaign,
+        _amounts((500, 45), (20_000, 1_000), (200_000, 14_400)),
     ),
     Step(
-        "F: sockets", "I17 I18", "inputs", 600, _fuzz("socket", "inputs"), campaign,
-        _amounts((600, 15), (20_000, 300), (200_000, 3_600)),
+        "F: sockets", "I17 I18", "inputs", 4_000, _fuzz("socket", "inputs"), campaign,
+        _amounts((600, 15), (20_000, 600), (200_000, 7_200)),
     ),
     Step(
-        "F: decoders", "I17", "seconds", 10, _fuzz("decoders", "seconds"), campaign,
-        _amounts((10, 12), (300, 330), (1_800, 1_900)),
+        "F: decoders", "I17", "seconds", 50, _fuzz("decoders", "seconds"), campaign,
+        _amounts((10, 12), (300, 450), (1_800, 2_400)),
     ),
 )  # fmt: skip
 
@@ -272,6 +274,7 @@ class Result:
     """What the calls are to do that are not over."""
     calls: int = 0
     slowest: float = 0.0
+    """Seconds of the slowest call, or of a whole one at its pace where a step fills what is left."""
     ended: bool = False
     """A call did nothing: another one would not either."""
 
@@ -294,7 +297,7 @@ class Result:
         if self.ended or self.told.violations or self.done + self.underway >= self.amount.target:
             return False
         if self.step.fills:
-            return not self.commands or left >= self.slowest
+            return not self.commands or left >= self.slowest / PARTS
         mine = self.amount.seconds - self.seconds
         return not self.calls and (not self.commands or min(left, mine) >= self.slowest)
 
@@ -337,6 +340,8 @@ class Board:
                 return None
             result = min(mine, key=lambda one: one.urgency)
             count = min(result.step.chunk, result.amount.target - result.done - result.underway)
+            if result.step.fills and 0 < left < result.slowest:
+                count = min(count, result.step.chunk // PARTS * max(1, int(left / result.slowest * (PARTS - 1))))
             start = self._start + result.asked
             result.asked += count
             result.underway += count
@@ -356,7 +361,8 @@ class Board:
             result.underway -= count
             result.calls -= 1
             result.seconds += seconds
-            result.slowest = max(result.slowest, seconds)
+            whole = result.step.chunk / count if result.step.fills else 1.0
+            result.slowest = max(result.slowest, seconds * whole)
             if not result.calls and (result.ended or result.told.violations or result.done >= result.amount.target):
                 print(line(result), flush=True)
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,19 @@ def test_no_call_begins_that_would_end_too_late() -> None:
     board.work(False)
     assert [(one.done, len(one.commands)) for one in (fills, own)] == [(2, 1), (2, 1)]
     assert (fills.state, fills.reached) == ("held", "50 %")
+
+
+def test_what_is_left_is_filled_with_a_smaller_call() -> None:
+    """Both cores are busy to the end: when a whole call would not end in time, a part of one is made."""
+    fills = kind("a", 60, fills=True)
+    fills = Result(replace(fills.step, chunk=1000), Amount(1_000_000, 60))
+    board = Board([fills], 0, 60.0)
+    fills.commands, fills.slowest = ["before"], 120.0
+    taken = board._take(False)
+    assert taken is not None
+    assert taken[2] == 400
+    fills.slowest = 700.0
+    assert board._take(False) is None
 
 
 def test_the_histories_are_counted() -> None:
