@@ -21,7 +21,9 @@ from queen_actors.config import Settings
 from queen_actors.domain.cursor import Ack, LeaseEnd, PopReply
 from queen_actors.domain.kv import Get, Incr, Put, WriteResult
 from queen_actors.domain.locks import Acquire, GetLock
+from queen_actors.domain.overview import FetchEntry, MessageFilter
 from queen_actors.domain.partition import PushItem
+from queen_actors.domain.streams import Cycle, Register, Registered, StateRead
 from queen_actors.domain.timers import Cancel, Schedule
 from queen_actors.domain.transaction import Committed, Transaction
 from queen_actors.errors import StorageFailed, StorageFull
@@ -397,15 +399,20 @@ SILENT = {"open", "run", "close", "seal", "passivate", "close_session"}
 
 
 class Noted:
-    """A broker, and which of its operations were asked for."""
+    """A broker or a part of it, and which of its operations were asked for."""
 
-    def __init__(self, broker: Broker) -> None:
-        self.broker = broker
+    def __init__(self, noted: Any) -> None:
+        self.noted = noted
         self.asked: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
         self.asked.add(name)
-        return getattr(self.broker, name)
+        return getattr(self.noted, name)
+
+    def missed(self) -> set[str]:
+        """Operations that were not asked for."""
+        there = vars(type(self.noted)).items()
+        return {name for name, it in there if inspect.iscoroutinefunction(it) and name[0] != "_"} - self.asked
 
 
 async def test_nothing_is_told_before_it_is_durable(autojump_clock: MockClock) -> None:
@@ -414,12 +421,17 @@ async def test_nothing_is_told_before_it_is_durable(autojump_clock: MockClock) -
     store = MemoryStore(retain=True, faults=Faults(latency=0))
     async with started(store) as furnished:
         broker: Any = Noted(furnished)
+        overview: Any = Noted(furnished.overview)
+        reads: Any = Noted(furnished.reads)
+        streams: Any = Noted(furnished.streams)
         await furnish(furnished)
         await furnished.locks([Acquire("held", 900 * SECOND, "me")])
         await push(furnished, "dead", "dying", queue="d")
         for _ in range(2):
             await ack(furnished, await pop(furnished, "d", batch=1), "dlq")
         (dying, dead), _ = await furnished.dead_letters(queue="d")
+        query = await furnished.streams.register(Register("query", "q", "shape"))
+        assert isinstance(query, Registered)
         store.faults.latency = 100.0
         done: list[str] = []
 
@@ -454,6 +466,20 @@ async def test_nothing_is_told_before_it_is_durable(autojump_clock: MockClock) -
             "retry of nothing": lambda: broker.retry(1, "m", None, None),
             "acquire": lambda: broker.acquire(Acquire("w", 900 * SECOND, "me"), 0),
             "refused acquire": lambda: broker.acquire(Acquire("w", SECOND, "you"), 0),
+            "lags": lambda: overview.lags(),
+            "groups": lambda: overview.groups(),
+            "queues": lambda: overview.queues(),
+            "depth": lambda: overview.depth("q", "g"),
+            "sizes": lambda: overview.sizes("q"),
+            "fetch": lambda: reads.fetch([FetchEntry("q", "p", 0, 1000)], 1000, 1, 0),
+            "changed": lambda: reads.changed("q", 0, 0, 10),
+            "messages": lambda: reads.messages(MessageFilter("q", None, None, None, None, 0, None, 10, 0)),
+            "appended": lambda: reads.appended(0, SECOND, 10),
+            "traces": lambda: reads.traces(pid=1),
+            "trace names": lambda: reads.trace_names(),
+            "stream register": lambda: streams.register(Register("other", "q", "shape")),
+            "stream state": lambda: streams.read(StateRead(query.id, 1)),
+            "stream cycle": lambda: streams.cycle(Cycle(query.id, 1, "s", (), (), None, False)),
             "delete": lambda: broker.delete_queue("q"),
             "delete again": lambda: broker.delete_queue("q"),
             "view of nothing": lambda: broker.queue_view("q"),
@@ -480,8 +506,8 @@ async def test_nothing_is_told_before_it_is_durable(autojump_clock: MockClock) -
             assert done == []
             await trio.sleep(350)
             assert sorted(done) == sorted(calls)
-        operations = {name for name, it in vars(Broker).items() if inspect.iscoroutinefunction(it) and name[0] != "_"}
-        assert operations - SILENT == broker.asked
+        assert broker.missed() == SILENT
+        assert overview.missed() | reads.missed() | streams.missed() == set()
 
 
 async def test_a_reader_of_segments_sees_only_what_is_durable(autojump_clock: MockClock) -> None:
