@@ -111,7 +111,7 @@ class Locks:
             raise Overloaded(f"{limits.LOCK_WAITERS} wait for the lock {op.name!r} already")
         if not self._is_over(waiter):
             self._lines.setdefault(op.name, OrderedDict())[waiter] = None
-            tell_decided()
+            tell_decided(parked=True)
             try:
                 with trio.move_on_after(wait / SECOND):
                     await waiter.done.wait()

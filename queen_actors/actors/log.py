@@ -21,16 +21,17 @@ from queen_actors.domain.effects import Appended, Entry, StreamRowPut
 from queen_actors.errors import Overloaded, QueenError, StorageFailed, StorageFull, Unavailable
 from queen_actors.ports import Store
 
-decided: ContextVar[Callable[[], None] | None] = ContextVar("decided", default=None)
+decided: ContextVar[Callable[[bool], None] | None] = ContextVar("decided", default=None)
 """What a task leaves here is called when its command has been decided, and nothing but the disk is waited for: so a
 connection's requests can take effect in order, and still share their commits."""
 
 
-def tell_decided() -> None:
-    """The command is decided, or has its place in a line, and others may follow it."""
+def tell_decided(*, parked: bool = False) -> None:
+    """The command is decided and others may follow it; or it is `parked`: it has its place in a line, and nobody knows
+    when its turn comes."""
     tell = decided.get()
     if tell is not None:
-        tell()
+        tell(parked)
 
 
 class Deferral:

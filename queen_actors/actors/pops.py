@@ -164,7 +164,7 @@ class Pops:
             waiters.enter(waiter)
             call.waiter = waiter
         waiters.park(call.waiter)
-        tell_decided()
+        tell_decided(parked=True)
         try:
             with trio.move_on_at(deadline):
                 await call.waiter.event.wait()

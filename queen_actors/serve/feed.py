@@ -13,6 +13,7 @@ import trio
 from msgspec import Struct
 
 from queen_actors import limits
+from queen_actors.actors.log import tell_decided
 from queen_actors.actors.subscription import Consumers, Lost, Subscription
 from queen_actors.actors.tail import Tail
 from queen_actors.api import Reply
@@ -24,6 +25,7 @@ from queen_actors.wire.socket import Frame
 
 from .gate import Gate
 from .link import Link
+from .pipeline import in_turn
 from .pump import pump
 from .sharing import Sharing
 
@@ -43,6 +45,7 @@ class _Feed(Struct, eq=False):
     source: Subscription | Tail
     opened: trio.Event
     scope: trio.CancelScope
+    refused: bool = False
 
 
 class Feeds:
@@ -72,35 +75,42 @@ class Feeds:
         """When this returns the subscription holds; deliveries start after the reply."""
         name, terms = wire.parse_subscribe(frame)
         subscription = Subscription(self._broker, terms, lambda lost: self._lost(name, lost))
-        with self._opening(name, subscription):
+        with self._opening(name, subscription) as feed:
             await subscription.open()
+        await self._begin(feed)
         return value_reply({"sub": name, "consumerGroup": terms.group})
 
     async def tail(self, frame: Frame) -> Reply:
         """When this returns it is fixed where the tail begins; deliveries start after the reply."""
         name, terms = wire.parse_tail(frame)
         tail = self._broker.tail(terms)
-        with self._opening(name, tail):
+        with self._opening(name, tail) as feed:
             positions = await tail.open()
+        await self._begin(feed)
         return value_reply({"sub": name, "from": positions})
 
     @contextmanager
-    def _opening(self, name: str, source: Subscription | Tail) -> Generator[None, None, None]:
-        """The name is taken while the block opens the source; then deliveries start, unless it was left meanwhile."""
+    def _opening(self, name: str, source: Subscription | Tail) -> Generator[_Feed, None, None]:
+        """The name is taken while the block opens the source."""
         if name in self._feeds:
             raise Conflict(f"there is a subscription {name!r} on this connection already")
         if len(self._feeds) >= limits.WS_SUBSCRIPTIONS:
             raise Overloaded(f"a connection has {limits.WS_SUBSCRIPTIONS} subscriptions at the most")
         feed = self._feeds[name] = _Feed(name, source, trio.Event(), trio.CancelScope())
         try:
-            yield
+            yield feed
         except QueenError:
+            feed.refused = True
             if self._feeds.get(name) is feed:
                 del self._feeds[name]
             raise
         finally:
             feed.opened.set()
-        if self._feeds.get(name) is feed and self.nursery is not None and not self._gate.closed:
+
+    async def _begin(self, feed: _Feed) -> None:
+        """Deliveries start, unless it was left meanwhile."""
+        await in_turn.get()()
+        if self._feeds.get(feed.name) is feed and self.nursery is not None and not self._gate.closed:
             self.nursery.start_soon(self._deliver, feed)
             self.changed.unpark_all()
 
@@ -110,12 +120,19 @@ class Feeds:
         del self._feeds[feed.name]
         feed.scope.cancel()
         await feed.opened.wait()
+        if feed.refused:
+            raise _unknown(feed.name)
         await _close(feed.source)
         return value_reply({"sub": feed.name})
 
     async def credit(self, frame: Frame) -> Reply:
         name, add = wire.parse_credit(frame)
-        self._find(name).source.grant(add)
+        feed = self._find(name)
+        feed.source.grant(add)
+        tell_decided()
+        await feed.opened.wait()
+        if feed.refused:
+            raise _unknown(name)
         return value_reply({"sub": name})
 
     async def keep_alive(self) -> None:
@@ -143,7 +160,7 @@ class Feeds:
     def _find(self, name: str) -> _Feed:
         feed = self._feeds.get(name)
         if feed is None:
-            raise NotFound(f"there is no subscription {name[:80]!r} on this connection")
+            raise _unknown(name)
         return feed
 
     async def _deliver(self, feed: _Feed) -> None:
@@ -159,6 +176,10 @@ class Feeds:
 
     def _lost(self, name: str, lost: Lost) -> None:
         self._link.send(wire.render_lost(name, lost.lease_id, lost.partition, lost.pid, lost.reason))
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"there is no subscription {name[:80]!r} on this connection")
 
 
 async def _close(source: Subscription | Tail) -> None:

@@ -41,11 +41,11 @@ class Gate:
             while self._held and not self.closed:
                 if not patient:
                     return None
-                tell_decided()
+                tell_decided(parked=True)
                 await self._open.park()
             if not self.closed:
                 if patient and self._outbox.full:
-                    tell_decided()
+                    tell_decided(parked=True)
                 await self._outbox.room()
             if self.closed:
                 return None

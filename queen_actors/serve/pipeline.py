@@ -1,5 +1,6 @@
 """The requests of one WebSocket that are one call of one route: decided one after the other in the task that reads
-them, and answered together when the log has what they decided (`websocket.md`, section 2).
+them, and answered together when the log has what they decided (`websocket.md`, section 2). Requests of other kinds have
+tasks of their own, and turns here: no reply overtakes that of a request before it, unless that one is parked.
 
 A task for each of them would cost as much again as the request. What has to wait before it can be decided (for a
 transaction that holds its keys, for messages that lie on the disk) keeps those behind it waiting, as the order of a
@@ -10,8 +11,10 @@ from __future__ import annotations
 
 import types
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from math import inf
 from typing import Any, TypeVar, cast
 
 import trio
@@ -28,8 +31,15 @@ from queen_actors.wire.socket import Frame
 T = TypeVar("T")
 
 
+in_turn: ContextVar[Callable[[], Awaitable[None]]] = ContextVar("in_turn")
+"""For a request with a task of its own: to be awaited before what follows its reply is let go."""
+
+
 class Decided(Struct):
-    """A request that is decided, and its reply, which may leave when the log has `position` (see `Deferral`)."""
+    """A request that is decided, and its reply, which may leave when the log has `position` (see `Deferral`).
+
+    `number` is its place in the order of the connection's requests.
+    """
 
     frame: Frame
     request: Request
@@ -38,6 +48,7 @@ class Decided(Struct):
     reloads: int
     due: float
     """When its time is over, by Trio's clock."""
+    number: int
 
 
 @types.coroutine
@@ -72,6 +83,10 @@ class Pipeline:
         self._pause = pause
         self._waiting: deque[Decided] = deque()
         self._later = Deferral()
+        self._taken = 0
+        self._turns: dict[int, None] = {}
+        """Of requests with tasks of their own: those that are neither answered nor parked."""
+        self._turned = trio.lowlevel.ParkingLot()
         self._looks = False
         self._begun = trio.lowlevel.ParkingLot()
         self._empty = trio.lowlevel.ParkingLot()
@@ -104,18 +119,38 @@ class Pipeline:
             with self._pause():
                 reply = await _rest(deciding, trap)
         position = later.position
-        due = trio.current_time() + limits.CALL_DEADLINE_SECONDS if position else 0.0
-        decided = Decided(frame, request, reply, position, later.reloads, due)
-        if position:
+        waits = position or self._turns
+        due = trio.current_time() + limits.CALL_DEADLINE_SECONDS if waits else 0.0
+        self._taken += 1
+        decided = Decided(frame, request, reply, position, later.reloads, due, self._taken)
+        if waits:
             self._waiting.append(decided)
             self.size += len(reply.body)
             if not self._looks:
                 self._looks = True
                 self._broker.look(self._look)
-                if self._begun:
-                    self._begun.unpark_all()
+            if self._begun:
+                self._begun.unpark_all()
         else:
             self._tell([decided])
+
+    def turn(self) -> int:
+        """The place of the next request, which has a task of its own. To be given back in any case: `leave`."""
+        self._taken += 1
+        self._turns[self._taken] = None
+        return self._taken
+
+    async def come(self, turn: int) -> None:
+        """Return when everybody with a turn before this one has left. No checkpoint if they have."""
+        while next(iter(self._turns), turn) < turn:
+            await self._turned.park()
+
+    def leave(self, turn: int) -> None:
+        """It is answered; or it is parked, and nobody is to wait for it."""
+        if turn in self._turns:
+            del self._turns[turn]
+            self._turned.unpark_all()
+            self._advance()
 
     async def run(self) -> None:
         """Revoke replies whose time is over, for ever; what comes in time is told by what ends the group commit."""
@@ -135,6 +170,11 @@ class Pipeline:
 
     def _look(self) -> bool:
         """More is durable, or is known not to be. True: replies wait still."""
+        self._looks = self._advance() and bool(self._waiting)
+        return self._looks
+
+    def _advance(self) -> bool:
+        """Tell what may be told by now. False when that failed."""
         try:
             while self._waiting and self._settle():
                 pass
@@ -142,12 +182,14 @@ class Pipeline:
             self._fault = fault
             self._failed.set()
             return False
-        self._looks = bool(self._waiting)
-        return self._looks
+        return True
 
     def _settle(self) -> bool:
         """Tell whatever can be told with the oldest; False when that must wait."""
         first = self._waiting[0]
+        before = next(iter(self._turns), inf)
+        if first.number > before:
+            return False
         reloads = first.reloads
         try:
             if not self._broker.settled(first.position, reloads):
@@ -157,7 +199,7 @@ class Pipeline:
             self._revoke(failure, self._take(lambda decided: not again or decided.reloads == reloads))
             return True
         reached = self._broker.reached(reloads)
-        self._tell(self._take(lambda d: d.position <= reached and d.reloads == reloads))
+        self._tell(self._take(lambda d: d.position <= reached and d.reloads == reloads and d.number < before))
         return True
 
     def _take(self, goes: Callable[[Decided], bool]) -> list[Decided]:
@@ -172,5 +214,6 @@ class Pipeline:
 
     def _revoke(self, failure: QueenError, lost: list[Decided]) -> None:
         for decided in lost:
-            decided.reply = self._api.revoke(decided.request, decided.reply, failure)
+            if decided.position:  # else it has nothing to lose, and waited for its turn only
+                decided.reply = self._api.revoke(decided.request, decided.reply, failure)
         self._tell(lost)

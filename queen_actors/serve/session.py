@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import inf
 
 import trio
@@ -31,7 +32,7 @@ from .feed import Feeds
 from .gate import Gate
 from .holding import Holding
 from .link import Link, NotText
-from .pipeline import Decided, Pipeline
+from .pipeline import Decided, Pipeline, in_turn
 from .sharing import Sharing
 from .socket_routes import ROUTES, Headers, pop_request, pop_timeout_ms
 from .watching import Watching
@@ -182,7 +183,7 @@ class Session:
             await self._decide(requests, frame, work, build)
             return
         decided = trio.Event()
-        requests.start_soon(self._answer, frame, work, decided)
+        requests.start_soon(self._answer, frame, work, decided, self._pipeline.turn())
         await trio.lowlevel.checkpoint()
         if not decided.is_set():
             with self._pause():
@@ -197,7 +198,7 @@ class Session:
             self._done(frame)
             self._say(frame.id, frame.op, error_reply(error))
         except trio.Cancelled:  # the reader's time is over, and not that of what has been received
-            requests.start_soon(self._answer, frame, work, trio.Event())
+            requests.start_soon(self._answer, frame, work, trio.Event(), self._pipeline.turn())
             raise
         self._taken += 1
         if self._taken % ROUND == 0:
@@ -242,18 +243,28 @@ class Session:
             count >= limits.WS_PIPELINE or (count > 0 and total > limits.WS_PIPELINE_BYTES) or self._link.outbox.crowded
         )
 
-    async def _answer(self, frame: Frame, work: Work, decided: trio.Event) -> None:
+    async def _answer(self, frame: Frame, work: Work, decided: trio.Event, turn: int) -> None:
+        def told(parked: bool) -> None:
+            if parked:
+                self._pipeline.leave(turn)
+            decided.set()
+
         deferral.set(None)
-        when_decided.set(decided.set)
+        when_decided.set(told)
+        in_turn.set(partial(self._pipeline.come, turn))
         holding.set(self._holding.permits)
         try:
-            reply = await work(frame)
-        except QueenError as error:
-            reply = error_reply(error)
+            try:
+                reply = await work(frame)
+            except QueenError as error:
+                reply = error_reply(error)
+            finally:
+                decided.set()
+            await self._pipeline.come(turn)
+            self._say(frame.id, frame.op, reply)
         finally:
-            decided.set()
+            self._pipeline.leave(turn)
             self._done(frame)
-        self._say(frame.id, frame.op, reply)
         if frame.op == "auth" and reply.status in _REFUSED:
             self._stop(_REFUSED[reply.status], "the token does not hold")
 

@@ -19,6 +19,7 @@ from queen_actors.wire.socket import Frame
 
 from .gate import Gate
 from .link import Link
+from .pipeline import in_turn
 from .pump import pump
 from .sharing import Sharing
 
@@ -34,6 +35,7 @@ class _Watching(Struct, eq=False):
 
     name: str
     watch: Watch
+    opened: trio.Event
     scope: trio.CancelScope
 
 
@@ -56,13 +58,16 @@ class Watching:
             raise Conflict(f"there is a watch {name!r} on this connection already")
         if len(self._watches) >= limits.WS_WATCHES:
             raise Overloaded(f"a connection has {limits.WS_WATCHES} watches at the most")
-        one = self._watches[name] = _Watching(name, self._broker.watch(terms), trio.CancelScope())
+        one = self._watches[name] = _Watching(name, self._broker.watch(terms), trio.Event(), trio.CancelScope())
         try:
             begun = await one.watch.open()
         except QueenError:
             if self._watches.get(name) is one:
                 del self._watches[name]
             raise
+        finally:
+            one.opened.set()
+        await in_turn.get()()
         if self._watches.get(name) is not one:
             one.watch.close()  # it was left meanwhile
         elif self.nursery is not None and not self._gate.closed:
@@ -71,9 +76,12 @@ class Watching:
 
     async def unwatch(self, frame: Frame) -> Reply:
         name = wire.parse_unwatch(frame)
-        one = self._watches.pop(name, None)
-        if one is None:
+        one = self._watches.get(name)
+        if one is not None:
+            await one.opened.wait()
+        if one is None or self._watches.get(name) is not one:
             raise NotFound(f"there is no watch {name[:80]!r} on this connection")
+        del self._watches[name]
         one.scope.cancel()
         one.watch.close()
         return Reply(200, wire.render_unwatched(name), JSON)
