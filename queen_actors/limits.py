@@ -77,6 +77,7 @@ PARKED_POPS_PER_QUEUE = 20_000
 RECORD_CACHE_BYTES = 64 * MIB  # sealed messages kept in memory for readers
 JOURNAL_ROLL_BYTES = 64 * MIB  # duckdb-storage.md: about 265,000 messages, sealed in under a second
 JOURNAL_ROLL_SECONDS = 3600.0
+UNSEALED_BYTES = 512 * MIB  # journals that wait to be sealed, their messages in memory; past it commits slow down
 SNAPSHOT_BYTES = 64 * MIB  # log since the last snapshot: bounds recovery
 ACTOR_FAILURES, ACTOR_FAILURE_SECONDS = 5, 60.0  # an actor that fails so often stops the broker
 SHUTDOWN_SECONDS = 10.0

@@ -26,6 +26,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NOTE_SECONDS = 1.0  # how old the note of the last position may be: bounds what a lost end can hide
+BRAKE_SECONDS = 0.05  # between commits while sealing is far behind: it needs the interpreter too
 RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 60.0  # between attempts at upkeep that failed
 
 
@@ -101,6 +102,9 @@ class DurableStore:
             opened.due.set()
         if opened.dirty_since is None:
             opened.dirty_since = trio.current_time()
+        if (len(opened.upkeep.rolled) - 2) * self._roll_bytes > limits.UNSEALED_BYTES:
+            with trio.CancelScope(shield=True):  # short; the group is durable and told
+                await trio.sleep(BRAKE_SECONDS)
 
     def _append(self, opened: Log, body: bytes, count: int) -> None:
         if self._failure is not None:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import duckdb
@@ -27,6 +27,9 @@ from .journal import JournalReader
 
 PIECE = 200  # rows appended at a time: about half a millisecond under the GIL
 FLUSH = 20_000  # rows that an appender may hold
+PLAIN = schema.MESSAGES[:6]
+"""What most messages have: nothing beyond the payload, and often no transaction id but their own. A value costs an
+appender as much when it is null, so that these take two thirds of the time."""
 YIELD_SECONDS = 0.0002  # what a piece leaves to the threads that commit and serve
 
 _split: msgspec.msgpack.Decoder[list[msgspec.Raw]] = msgspec.msgpack.Decoder(list[msgspec.Raw])
@@ -103,6 +106,7 @@ def build(
     if faultpoints.armed:
         faultpoints.passage("segment.start")
     connection.execute(f"CREATE OR REPLACE TABLE staging ({schema.definition(schema.MESSAGES)})")
+    connection.execute(f"CREATE OR REPLACE TABLE plain ({schema.definition(PLAIN)})")
     reader = JournalReader(journal.path)
     sorter = _Sorter(connection, pace)
     sorter.take(reader)
@@ -111,8 +115,13 @@ def build(
 
     def fill(alias: str) -> dict[str, int]:
         columns = schema.names(schema.MESSAGES)
-        connection.execute(f'INSERT INTO {alias}.messages SELECT {columns} FROM staging ORDER BY pid, "offset"')
+        connection.execute(
+            f"INSERT INTO {alias}.messages BY NAME "
+            f"SELECT * REPLACE (coalesce(txn, id) AS txn), false AS encrypted FROM plain "
+            f'UNION ALL BY NAME SELECT {columns} FROM staging ORDER BY pid, "offset"'
+        )
         connection.execute("DROP TABLE staging")
+        connection.execute("DROP TABLE plain")
         fill_runs(connection, alias)
         sorter.write_state(alias)
         return {"messages": sorter.messages}
@@ -126,7 +135,8 @@ def build(
 
 
 class _Sorter:
-    """Takes a journal apart: messages into the table `staging`, and of every other thing the first and the last effect.
+    """Takes a journal apart: messages into the tables `plain` and `staging`, and of every other thing the first and the
+    last effect.
 
     The last is what holds. The first makes the thing known where it was: what stands between the two may name it.
     """
@@ -141,24 +151,31 @@ class _Sorter:
 
     def take(self, reader: JournalReader) -> None:
         """Read the journal to its end."""
-        append(self._connection, "staging", self._messages(reader), self._pace)
+        with (
+            Rows(self._connection, "plain", self._pace) as plain,
+            Rows(self._connection, "staging", self._pace) as whole,
+        ):
+            seq = 0
+            for _, body in reader.frames():
+                for raw in _split.decode(body):
+                    entry = _entry.decode(raw)
+                    self._last = entry
+                    for effect in entry.effects:
+                        if isinstance(effect, Appended):
+                            self._stage(effect, plain, whole)
+                        else:
+                            self._note(seq, effect)
+                            seq += 1
+                    self._pace.give_way(1)
 
-    def _messages(self, reader: JournalReader) -> Iterator[tuple[Any, ...]]:
-        """The rows of the journal's messages; everything else is noted on the way."""
-        seq = 0
-        for _, body in reader.frames():
-            for raw in _split.decode(body):
-                entry = _entry.decode(raw)
-                self._last = entry
-                for effect in entry.effects:
-                    if isinstance(effect, Appended):
-                        self.messages += len(effect.records)
-                        for record in effect.records:
-                            yield effect.pid, *_fields(record)
-                    else:
-                        self._note(seq, effect)
-                        seq += 1
-                self._pace.give_way(1)
+    def _stage(self, effect: Appended, plain: Rows, whole: Rows) -> None:
+        pid = effect.pid
+        self.messages += len(effect.records)
+        for r in effect.records:
+            if r.trace is None and r.producer is None and r.timer_key is None and not r.encrypted:
+                plain.add((pid, r.offset, r.ts, r.id, None if r.txn == r.id else r.txn, r.payload))
+            else:
+                whole.add((pid, *_fields(r)))
 
     def _note(self, seq: int, effect: Effect) -> None:
         table = schema.table_of(effect)
@@ -182,27 +199,47 @@ class _Sorter:
         return counters.version, counters.pid, counters.qid, self._last.now
 
 
+class Rows:
+    """Appends rows to a table, in small pieces; all of them are in it when the block ends. After an exception the table
+    may have some of them."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, table: str, pace: Pace) -> None:
+        self._appender = connection.appender(table)
+        self._pace = pace
+        self._piece: list[tuple[Any, ...]] = []
+        self._unflushed = 0
+
+    def __enter__(self) -> Rows:
+        return self
+
+    def add(self, row: tuple[Any, ...]) -> None:
+        self._piece.append(row)
+        if len(self._piece) == PIECE:
+            self._appender.append_rows(self._piece)
+            self._unflushed += PIECE
+            self._piece.clear()
+            self._pace.give_way()
+            if self._unflushed >= FLUSH:
+                self._appender.flush()
+                self._unflushed = 0
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._appender.append_rows(self._piece)
+                self._appender.flush()
+                return
+        except BaseException:
+            self._appender.clear()
+            raise
+        self._appender.clear()
+
+
 def append(connection: duckdb.DuckDBPyConnection, table: str, rows: Iterable[tuple[Any, ...]], pace: Pace) -> None:
     """Append rows in small pieces. After an exception the table may have some of them."""
-    appender = connection.appender(table)
-    piece: list[tuple[Any, ...]] = []
-    unflushed = 0
-    try:
+    with Rows(connection, table, pace) as into:
         for row in rows:
-            piece.append(row)
-            if len(piece) == PIECE:
-                appender.append_rows(piece)
-                unflushed += PIECE
-                piece.clear()
-                pace.give_way()
-                if unflushed >= FLUSH:
-                    appender.flush()
-                    unflushed = 0
-        appender.append_rows(piece)
-        appender.flush()
-    except BaseException:
-        appender.clear()
-        raise
+            into.add(row)
 
 
 def fill_runs(connection: duckdb.DuckDBPyConnection, alias: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -17,6 +17,7 @@ import duckdb
 import msgspec
 import trio
 
+from queen_actors import limits
 from queen_actors.errors import DataDirectoryError, StorageFailed
 from queen_actors.ports import SealedRun
 
@@ -29,6 +30,8 @@ from .worker import Worker
 T = TypeVar("T")
 Evict = Callable[[Sequence[SealedRun]], None]
 
+SEAL_MEMORY_MB = 64
+"""What sealing may take beside as much as the journal is long: DuckDB sorts on the disk then, and is not slower."""
 EVICT_MESSAGES = 1_000  # told to be evicted at a time: a few milliseconds of Trio's thread
 SNAPSHOT_SEGMENTS = 64  # so many segments since the last snapshot call for the next, however small they are
 
@@ -62,6 +65,7 @@ class Upkeep:
         self._snapshot_bytes = snapshot_bytes
         self._pace = Pace()
         self._hurried = self._stopped = False
+        self._frugal = True
         self.worker = Worker("queen-actors-upkeep")
         self.rolled: deque[Rolled] = deque()
         """Journals to be sealed, oldest first; the committing thread adds to it."""
@@ -165,10 +169,10 @@ class Upkeep:
             raise StorageFailed("The store is closed.") from None
 
     @contextmanager
-    def _connection(self) -> Generator[duckdb.DuckDBPyConnection]:
+    def _connection(self, memory_mb: int | None = None) -> Generator[duckdb.DuckDBPyConnection]:
         """An instance for one piece of work: what goes wrong in it, and the memory it took, go with it."""
         self._pace.give_way()
-        connection = duck.connect(self._memory_mb, os.path.join(self._directory.spill, "build"))
+        connection = duck.connect(memory_mb or self._memory_mb, os.path.join(self._directory.spill, "build"))
         self._pace.working_on(connection)
         try:
             yield connection
@@ -182,7 +186,17 @@ class Upkeep:
             connection.close()
 
     def _build_segment(self, rolled: Rolled) -> tuple[SegmentFile, RunIndex, list[list[SealedRun]]]:
-        with self._connection() as connection:
+        if self._frugal:
+            with suppress(duckdb.OutOfMemoryException):
+                little = min(SEAL_MEMORY_MB + rolled.bytes // limits.MIB, self._memory_mb)
+                return self._build_segment_within(rolled, little)
+            self._frugal = False  # large messages: what comes now is likely to be as these were
+        return self._build_segment_within(rolled, self._memory_mb)
+
+    def _build_segment_within(
+        self, rolled: Rolled, memory_mb: int
+    ) -> tuple[SegmentFile, RunIndex, list[list[SealedRun]]]:
+        with self._connection(memory_mb) as connection:
             segment = segments.build(self._directory, rolled.journal, connection, self._pace)
             if segment.last != rolled.last:
                 raise StorageFailed(

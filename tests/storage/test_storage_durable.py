@@ -16,6 +16,7 @@ import trio
 from contract import StoreContract
 from storage_kit import FaultyOps, Model, Workload, assert_same, entry, kv, queue, record
 
+from queen_actors import limits
 from queen_actors.domain.effects import Appended, PartitionPut
 from queen_actors.errors import DataDirectoryError, StorageFailed, StorageFull, Unavailable
 from queen_actors.ports import SealedRun, Store
@@ -437,6 +438,34 @@ async def test_a_full_disk_with_an_empty_log_is_told(tmp_path: pathlib.Path) -> 
     ops.room = None
     store, _ = await opened(tmp_path, ops=ops)
     await store.commit([entry(1, kv("a", 1))])
+    await store.close()
+
+
+async def test_commits_slow_down_when_sealing_is_far_behind(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits to be sealed lies in memory: when it is more than may, a pause follows each commit, but not its
+    answer, until the sealing has caught up."""
+    monkeypatch.setattr(limits, "UNSEALED_BYTES", 0)
+    monkeypatch.setattr(durable, "BRAKE_SECONDS", 0.3)
+    store = DurableStore(str(tmp_path), roll_bytes=1)
+    await store.open(Model())
+
+    async def commit(number: int) -> tuple[float, float]:
+        """When the commit was told, and when it returned, after its begin."""
+        begin, told = trio.current_time(), list[float]()
+        await store.commit([entry(number, kv("k", number))], lambda: told.append(trio.current_time() - begin))
+        return told[0], trio.current_time() - begin
+
+    assert store._open is not None
+    while len(store._open.upkeep.rolled) < 3:
+        await commit(1)
+    told, returned = await commit(2)
+    assert returned - told >= 0.3
+    await store.seal()
+    assert not store._open.upkeep.rolled
+    monkeypatch.setattr(durable, "BRAKE_SECONDS", 3600.0)  # with a pause now, the test would not end
+    await commit(3)
     await store.close()
 
 

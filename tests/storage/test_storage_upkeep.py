@@ -20,6 +20,7 @@ from queen_actors.domain.effects import (
     QueueDropped,
     QueueOptions,
     QueuePut,
+    Record,
     TimerDropped,
     TimerPut,
     TracePut,
@@ -27,7 +28,8 @@ from queen_actors.domain.effects import (
 from queen_actors.errors import DataDirectoryError, Unavailable
 from queen_actors.limits import TRACE_SECONDS
 from queen_actors.ports import SealedRun
-from queen_actors.storage import DurableStore, compaction, segments
+from queen_actors.storage import DurableStore, compaction, duck, segments
+from queen_actors.storage import upkeep as upkeep_module
 from queen_actors.storage.upkeep import Upkeep
 
 
@@ -305,6 +307,55 @@ async def test_a_segment_larger_than_a_piece(tmp_path: pathlib.Path, monkeypatch
     store, model = await opened(tmp_path)
     assert not model.entries
     await assert_same(store, model, work.model)
+    await store.close()
+
+
+async def test_every_kind_of_message_is_sealed_as_it_was(tmp_path: pathlib.Path) -> None:
+    """Messages with and without a transaction id of their own, a trace, a producer, a timer's key or a sealed payload,
+    one beside the other in two partitions, are read from the segment as they were appended."""
+    store, _ = await opened(tmp_path)
+    kinds = [
+        {},
+        {"txn": "own"},
+        {"txn": ""},
+        {"trace": "t", "txn": "own"},
+        {"producer": ""},
+        {"timer_key": "k"},
+        {"encrypted": True},
+        {"payload": b""},
+    ]
+    messages = tuple(
+        replace(Record(offset, 7, f"id-{offset}", f"id-{offset}", b"1"), **kinds[offset % len(kinds)])  # type: ignore[arg-type]
+        for offset in range(3 * len(kinds))
+    )
+    await store.commit([entry(1, queue(1, "q"), partition(7), partition(8))])
+    for message in messages:
+        await store.commit([entry(2, Appended(8, (message,)), Appended(7, (message,)))])
+    await store.seal()
+    for pid in (7, 8):
+        assert tuple(await store.read(pid, 0, len(messages), 10**6)) == messages
+    await store.close()
+
+
+async def test_sealing_is_frugal_while_that_is_enough(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal is sealed with little memory; where that is not enough, as for large messages, with all there is, and
+    the same comes of it, now and for those behind it."""
+    store, _ = await opened(tmp_path)
+    given: list[int] = []
+    connect = duck.connect
+
+    def noted(memory_mb: int, spill: str) -> duckdb.DuckDBPyConnection:
+        given.append(memory_mb)
+        return connect(memory_mb, spill)
+
+    monkeypatch.setattr(duck, "connect", noted)
+    await step(store, queue(1, "q"), partition(7), Appended(7, (record(0, payload=b"1"),)))
+    monkeypatch.setattr(upkeep_module, "SEAL_MEMORY_MB", 1)
+    large = b'"' + os.urandom(2_000_000).hex().encode() + b'"'
+    await step(store, Appended(7, (record(1, payload=large),)))
+    await step(store, Appended(7, (record(2, payload=b"3"),)))
+    assert given == [64, 1 + 3, 384, 384]
+    assert [found.payload for found in await store.read(7, 0, 2, 10**9)] == [b"1", large, b"3"]
     await store.close()
 
 
