@@ -95,6 +95,7 @@ class Cipher:
 
     def plain_all(self, records: tuple[Record, ...]) -> tuple[Record, ...]:
         """The messages with their payloads in the clear; the same tuple when they are already."""
-        if not any(sealed(record.payload) for record in records):
-            return records
-        return tuple(self.plain(record) for record in records)
+        for record in records:
+            if sealed(record.payload):
+                return tuple(self.plain(one) for one in records)
+        return records

@@ -31,6 +31,8 @@ STEP = 500
 TOLD_BYTES = 2 * limits.WS_EVENT_BYTES
 """Of payload: what a tail is told at once at the most. What it reads by itself are rounds of `ROUND_MESSAGES` and
 `WS_EVENT_BYTES`: a slow tail must not pile up what it cannot send."""
+KEPT = 4
+"""How many rounds are kept for other tails that begin where one did."""
 
 
 class Gap(Struct, frozen=True):
@@ -47,6 +49,16 @@ class TailStatistics(Struct, frozen=True):
 
     credit: int
     behind: int
+
+
+class Kept(Struct, frozen=True, eq=False):
+    """What a tail that wanted up to `count` messages of these partitions, each from its position on, has found; where
+    it stands after that (None: the partition is gone)."""
+
+    wanted: tuple[tuple[int, int], ...]
+    count: int
+    found: Sequence[Gap | Claim]
+    moves: Sequence[tuple[int, int | None]]
 
 
 class Tail:
@@ -207,43 +219,54 @@ class Tail:
         finally:
             self._waiting = False
 
-    async def _round(self) -> list[Gap | Claim]:
+    async def _round(self) -> Sequence[Gap | Claim]:
         """Read a little of each partition that is behind, the longest waiting first; move on when it is durable."""
         await self._core.turn()
-        reloads = self._core.log.reloads
+        reloads, losses = self._core.log.reloads, self._tails.losses
+        count = min(self._credit, ROUND_MESSAGES)
+        wanted = tuple(islice(self._behind.items(), ROUND_MESSAGES))
+        shared = self._since is None and self._tails.shared(self.terms.queue)
+        kept = self._tails.kept(wanted, count) if shared else None
+        if kept is None:
+            found, moves = await self._gather(wanted, count)
+            kept = Kept(wanted, count, tuple(found) if shared else found, moves)
+            if shared and found and losses == self._tails.losses:
+                self._tails.keep(kept)  # whoever takes it waits as well until it is durable
+        await self._core.log.durable()
+        if self._core.log.reloads != reloads:
+            return []
+        for pid, after in kept.moves:
+            self._move(pid, after)
+        self._credit -= sum([len(one.records) for one in kept.found if isinstance(one, Claim)])
+        return kept.found
+
+    async def _gather(
+        self, wanted: Sequence[tuple[int, int]], count: int
+    ) -> tuple[list[Gap | Claim], list[tuple[int, int | None]]]:
+        """Up to `count` messages of these partitions, each from its position on; where the tail stands after that."""
         found: list[Gap | Claim] = []
         moves: list[tuple[int, int | None]] = []
-        count, size = min(self._credit, ROUND_MESSAGES), limits.WS_EVENT_BYTES
-        for pid, position in list(islice(self._behind.items(), ROUND_MESSAGES)):
+        size = limits.WS_EVENT_BYTES
+        active = self._core.directory.active
+        for pid, position in wanted:
             if count <= 0 or size <= 0:
                 break
-            records = self._in_memory(pid, position, count, size)
-            if records is None:
+            partition = active.get(pid)
+            records = None if partition is None else _in_memory(partition, position, count, size)
+            if partition is None or records is None:
                 gap, records, after = await self._read(pid, position, count, size)
                 if gap is not None:
                     found.append(gap)
+                partition = self._core.directory.peek(pid) if records else None
             else:
                 after = records[-1].offset + 1
             moves.append((pid, after))
-            claim = self._claim(pid, records)
+            claim = None if partition is None else self._claim(partition, records)
             if claim is not None:
                 found.append(claim)
                 count -= len(claim.records)
                 size -= sum([len(record.payload) for record in claim.records])
-        await self._core.log.durable()
-        if self._core.log.reloads != reloads:
-            return []
-        for pid, after in moves:
-            self._move(pid, after)
-        self._credit -= sum([len(one.records) for one in found if isinstance(one, Claim)])
-        return found
-
-    def _in_memory(self, pid: int, position: int, count: int, max_bytes: int) -> tuple[Record, ...] | None:
-        """What comes next, when it is in memory and nothing is missing before it."""
-        partition = self._core.directory.active.get(pid)
-        if partition is None or position < partition.log_start:
-            return None
-        return partition.in_memory(position, count, max_bytes)
+        return found, moves
 
     async def _read(
         self, pid: int, position: int, count: int, max_bytes: int
@@ -261,14 +284,14 @@ class Tail:
         gap = Gap(partition.name, pid, position, first - 1) if first > position else None
         return gap, records, records[-1].offset + 1 if records else first
 
-    def _claim(self, pid: int, records: tuple[Record, ...]) -> Claim | None:
+    def _claim(self, partition: PartitionState, records: tuple[Record, ...]) -> Claim | None:
         """Those of the messages that the tail is to deliver; None when there are none."""
         if self._since is not None:
             records = tuple(record for record in records if record.ts >= self._since)
-        partition = self._core.directory.peek(pid) if records else None
-        if partition is None:
-            return None
-        return Claim(self.terms.queue, partition.name, pid, 1, self._core.cipher.plain_all(records))
+            if not records:
+                return None
+        plain = self._core.cipher.plain_all(records)
+        return Claim(self.terms.queue, partition.name, partition.pid, 1, plain)
 
     def _move(self, pid: int, position: int | None) -> None:
         """The tail has everything before `position`."""
@@ -282,6 +305,15 @@ class Tail:
             self._behind.move_to_end(pid)
 
 
+def _in_memory(partition: PartitionState, position: int, count: int, max_bytes: int) -> tuple[Record, ...] | None:
+    """What comes next, when it is in memory and nothing is missing before it."""
+    if position < partition.log_start:
+        return None
+    if position == partition.next_offset - 1 and partition.tail:
+        return (partition.tail[-1],)  # of a partition that has few messages, or gets them one by one
+    return partition.in_memory(position, count, max_bytes)
+
+
 class Tails:
     """The tails of one broker, by what each reads, whether it exists or not."""
 
@@ -290,6 +322,9 @@ class Tails:
         self._producers = producers
         self._open: dict[str, dict[Tail, None]] = {}
         self._flows: dict[tuple[str, str | None], Flow] = {}
+        self._kept: OrderedDict[tuple[int, int, int], Kept] = OrderedDict()
+        self.losses = 0
+        """How often messages may have gone."""
         core.log.on_commit.append(self._committed)
 
     def __len__(self) -> int:
@@ -314,6 +349,21 @@ class Tails:
         flow = self._flows.get((tail.terms.queue, tail.terms.partition))
         return flow is not None and flow.join(tail, behind)
 
+    def shared(self, queue: str) -> bool:
+        """Do several tails read this queue, so that one may find what another one has read?"""
+        return len(self._open.get(queue, ())) > 1
+
+    def kept(self, wanted: tuple[tuple[int, int], ...], count: int) -> Kept | None:
+        """What another tail found that wanted the same; nothing has gone since."""
+        known = self._kept.get((*wanted[0], count)) if wanted else None
+        return known if known is not None and known.wanted == wanted else None
+
+    def keep(self, kept: Kept) -> None:
+        """Something was found, and nothing has gone since."""
+        self._kept[(*kept.wanted[0], kept.count)] = kept
+        while len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+
     def discard(self, tail: Tail) -> None:
         queue, partition = tail.terms.queue, tail.terms.partition
         tails = self._open.get(queue)
@@ -327,10 +377,15 @@ class Tails:
             del self._flows[(queue, partition)]
         if not tails:
             del self._open[queue]
+        if not self.shared(queue):
+            self._kept.clear()
 
     def observe(self, effect: Effect) -> None:
         """An effect was applied: tell who reads its queue."""
-        if not self._open or not isinstance(effect, Appended):
+        if not self._open:
+            return
+        if not isinstance(effect, Appended):
+            self._lose()
             return
         directory = self._core.directory
         partition = directory.partition(effect.pid)
@@ -355,12 +410,18 @@ class Tails:
                 if flow is None or tail not in flow.followers:
                     tail.fall_behind(effect.pid, effect.records[0].offset)
 
+    def _lose(self) -> None:
+        """Messages may be gone: what was read before is read anew."""
+        self.losses += 1
+        self._kept.clear()
+
     def _committed(self, position: int) -> None:
         for flow in self._flows.values():
             flow.committed(position)
 
     def reset(self) -> None:
         """The directory was read again from the log."""
+        self._lose()
         for flow in self._flows.values():
             flow.reset()
         for tails in self._open.values():

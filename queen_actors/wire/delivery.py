@@ -6,7 +6,7 @@ it is in demand, so that a hundred consumers of a message cost one encoding of i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from msgspec import Raw, Struct, field
@@ -22,7 +22,7 @@ from .pop import Message, TailMessage, created_at, messages_of, tail_messages_of
 _ENVELOPE_BYTES = 384  # a message without its payload
 
 
-class _Messages(Struct, rename="camel", tag_field="event", tag="messages"):
+class _Messages(Struct, rename="camel", tag_field="event", tag="messages", gc=False):
     sub: str
     queue: str
     partition: str
@@ -32,7 +32,7 @@ class _Messages(Struct, rename="camel", tag_field="event", tag="messages"):
     messages: list[Message]
 
 
-class _TailMessages(Struct, rename="camel", tag_field="event", tag="messages"):
+class _TailMessages(Struct, rename="camel", tag_field="event", tag="messages", gc=False):
     sub: str
     queue: str
     partition: str
@@ -156,25 +156,25 @@ def _spell(record: Record, pid: str, partition: str) -> _Spelling:
 
 def render_messages(
     sub: str, claim: Claim, lease_id: str, group: str, spellings: Spellings | None = None
-) -> Iterator[bytes]:
+) -> Iterable[bytes]:
     """A claim as events: of its one partition, in offset order, each about `WS_EVENT_BYTES` at the most."""
-    about_lease = _about_lease(lease_id, group)
-    head = b'%b%b,"messages":' % (_about(sub, claim.queue, claim.partition, claim.pid), about_lease)
     if spellings is not None and spellings.shared:
-        yield from spellings.under(claim, head + b"[", b'%b,"deliveryAttempt":%d' % (about_lease, claim.attempt))
-        return
-    for part in _parts(claim):
-        yield b"%b%b}" % (head, encode(messages_of(part, lease_id, group, timer_keys=True)))
+        lease = _about_lease(lease_id, group)
+        head = b'%b%b,"messages":[' % (_about(sub, claim.queue, claim.partition, claim.pid), lease)
+        return spellings.under(claim, head, b'%b,"deliveryAttempt":%d' % (lease, claim.attempt))
+    about = (sub, claim.queue, claim.partition, str(claim.pid), lease_id, group)
+    return [encode(_Messages(*about, messages_of(part, lease_id, group, timer_keys=True))) for part in _parts(claim)]
 
 
-def render_tail(sub: str, claim: Claim, spellings: Spellings | None = None) -> Iterator[bytes]:
+def render_tail(sub: str, claim: Claim, spellings: Spellings | None = None) -> Iterable[bytes]:
     """What a tail reads of one partition, as events."""
-    head = _about(sub, claim.queue, claim.partition, claim.pid) + b',"messages":'
     if spellings is not None and spellings.shared:
-        yield from spellings.under(claim, head + b"[", b"")
-        return
-    for part in _parts(claim):
-        yield b"%b%b}" % (head, encode(tail_messages_of(part)))
+        head = _about(sub, claim.queue, claim.partition, claim.pid) + b',"messages":['
+        return spellings.under(claim, head, b"")
+    about = (sub, claim.queue, claim.partition, str(claim.pid))
+    if len(claim.records) == 1:
+        return (encode(_TailMessages(*about, tail_messages_of(claim))),)
+    return [encode(_TailMessages(*about, tail_messages_of(part))) for part in _parts(claim)]
 
 
 def render_gap(sub: str, partition: str, first: int, last: int) -> bytes:

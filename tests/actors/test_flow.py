@@ -11,6 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from queen_actors import limits
 from queen_actors.actors import flow
+from queen_actors.actors import tail as tails
 from queen_actors.actors.tail import Gap, Tail
 from queen_actors.broker import Broker, running
 from queen_actors.config import Settings
@@ -248,3 +249,62 @@ async def test_nothing_is_left_of_tails_that_are_closed(broker: Broker) -> None:
         assert len(broker._tails._flows) == 2
     assert not broker._tails._flows
     assert not broker._tails._open
+
+
+def from_start(credit: int = 1_000) -> TailTerms:
+    return TailTerms("q", None, "start", credit)
+
+
+async def test_who_reads_what_another_one_has_read_gets_the_same_object(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tails that begin at one place, at one time, read each round once for all of them, and miss nothing; who has
+    another credit reads rounds of its own."""
+    monkeypatch.setattr(tails, "ROUND_MESSAGES", 10)
+    await push(broker, *(f"p{number}" for number in range(35)))
+    await push(broker, *["p3"] * 25)
+    async with following(broker, *[from_start(0)] * 4) as followers:
+        first, second, third, poor = followers
+        for one in followers:
+            one.tail.grant(7 if one is poor else 1_000)
+        await wait_all_tasks_blocked()
+        wanted = {f"p{number}": [0] for number in range(35)} | {"p3": list(range(26))}
+        for one in (first, second, third):
+            assert {name: sorted(offsets) for name, offsets in one.offsets.items()} == wanted
+            assert one.offsets["p3"] == wanted["p3"], "in order"
+        for other in (second, third):
+            assert all(mine is theirs for mine, theirs in zip(first.got, other.got, strict=True))
+        assert sum(map(len, poor.offsets.values())) == 7
+        for _ in range(8):
+            poor.tail.grant(7)
+            await wait_all_tasks_blocked()
+        assert poor.offsets == wanted
+
+
+async def test_what_was_read_for_others_is_not_told_when_it_has_gone(broker: Broker) -> None:
+    """A queue that was deleted, and one of its name: a tail that comes later finds nothing of the old one, although
+    another tail has read it a moment ago."""
+    await push(broker, "a", "a", "b")
+    async with following(broker, from_start(), from_start()):
+        late = broker.tail(from_start())
+        await late.open()
+        await broker.delete_queue("q")
+        await push(broker, "a")
+        with trio.fail_after(1):
+            found = await late.next()
+        (claim,) = found
+        assert isinstance(claim, Claim)
+        assert [record.offset for record in claim.records] == [0]
+        assert claim.partition == "a"
+        assert late.statistics().behind == 0
+        late.close()
+
+
+async def test_one_tail_alone_keeps_nothing(broker: Broker) -> None:
+    """What is kept is for others, and goes with the last of them."""
+    await push(broker, "a", "b")
+    async with following(broker, from_start()):
+        assert not broker._tails._kept
+        async with following(broker, from_start(), from_start()):
+            assert len(broker._tails._kept) == 1
+    assert not broker._tails._kept
