@@ -254,7 +254,8 @@ async def test_origin_is_checked_against_the_list() -> None:
 
 async def test_any_origin_without_a_list(hall: House) -> None:
     """Without one, from anywhere."""
-    await hall.peer(headers=[("Origin", "https://b.example")])
+    peer = await hall.peer(headers=[("Origin", "https://b.example")])
+    assert (await peer.ask("push", items=[]))["ok"]
 
 
 # -- frames ------------------------------------------------------------------------------------------------------------
