@@ -12,10 +12,11 @@ from msgspec import Struct
 from queen_actors import limits
 from queen_actors.domain.queue import Configure
 
-from . import clients_feeds, clients_lines
+from . import clients_feeds, clients_lines, clients_queues
 from .audit_feeds import judge_agers, judge_tails, judge_watches
 from .audit_kit import Ledger
 from .audit_lines import judge_lines
+from .audit_queues import judge_buriers, judge_conflaters, judge_forgetters, judge_seekers
 from .clients import World
 from .history import History
 
@@ -37,7 +38,11 @@ KINDS: dict[str, Kind] = {
     **{f"ager.{kind}": Kind(clients_feeds.ager(kind)) for kind in clients_feeds.AGERS},
     "watcher": Kind(clients_feeds.watcher, most=3, company=("scribbler", "keeper", "refresher")),
     "scribbler": Kind(clients_feeds.scribbler, ("direct",), company=("watcher",)),
-    "waiter": Kind(clients_lines.waiter, least=2, most=4),
+    "waiter": Kind(clients_lines.waiter, least=3, most=4),
+    "burier": Kind(clients_queues.burier, ("http",)),
+    "conflater": Kind(clients_queues.conflater, ("http", "socket")),
+    "forgetter": Kind(clients_queues.forgetter, ("direct", "http")),
+    "seeker": Kind(clients_queues.seeker, ("direct", "http"), least=2, most=3, company=("producer",)),
 }
 
 
@@ -89,3 +94,7 @@ def judge(history: History, ledger: Ledger) -> None:
     judge_agers(history)
     judge_watches(history)
     judge_lines(history)
+    judge_buriers(history)
+    judge_conflaters(history)
+    judge_forgetters(history)
+    judge_seekers(history, ledger)

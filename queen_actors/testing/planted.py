@@ -1,8 +1,8 @@
 """Bugs to be planted: each is what somebody might really get wrong, made by replacing a piece of the running broker.
 
 A bug is planted in a process of its own, and stays there for as long as it lives. Here are those of the log, of time
-and of messages; `planted_state` and
-`planted_feeds` have the others, and `BUGS` has all.
+and of messages; `planted_state`,
+`planted_feeds` and `planted_queues` have the others, and `BUGS` has all.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from queen_actors.actors import locks, permits, retention, tail, watch
 from queen_actors.domain.watch import Change
 from queen_actors.values import SECOND
 
-from .planting import BUGS, bug, put
+from .planted_queues import BUGS
+from .planting import bug, put
 
 __all__ = ["BUGS"]
 
@@ -130,7 +131,9 @@ def permit_survives() -> None:
 
 @bug("a holder is not told that its permit has run out", "I6")
 def loss_not_told() -> None:
-    def quiet(self: permits.Permits, key: str, reason: str | None) -> None:
-        del self._held[key]
+    gone = permits.Permits.gone
+
+    def quiet(self: permits.Permits, permit: permits.Permit, reason: str | None) -> None:
+        gone(self, permit, None)
 
     put(permits.Permits, "gone", quiet)
