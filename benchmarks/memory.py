@@ -194,6 +194,8 @@ async def subscriber() -> dict[str, Any]:
     async def subscribe(wire: Streaming, number: int) -> None:
         socket = Socket(wire, await upgraded(wire))
         await socket.call("subscribe", {"sub": "s", "queue": "q", "consumerGroup": f"g{number % 10}"})
+        # A new subscription is pinged at once: what is read here answers it, so that nothing waits for a pong
+        await socket.call("kv", {"operations": [{"op": "get", "ns": "n", "key": "k"}]})
 
     return await _connected(subscribe)
 
