@@ -14,7 +14,7 @@ from queen_actors.domain.partition import PushItem
 from queen_actors.domain.timers import Cancel, Schedule
 from queen_actors.domain.transaction import Transaction
 
-from .clients import PARTITIONS, QUEUES, SECOND, World, item_of, pause, pop
+from .clients import PARTITIONS, QUEUES, SECOND, World, item_of, pause, pop, push
 from .history import Event
 
 COUNTER_MAX = 2
@@ -216,9 +216,7 @@ async def mover(world: World, name: str) -> None:
         rng, number = world.random, number + 1
         txn = f"{name}.{number}"
         if rng.random() < 0.6:
-            items = [PushItem(source, "one", b"1", txn)]
-            asked = {"items": [(source, "one", txn)]}
-            await world.call(name, "moved.push", asked, lambda face, items=items: face.push(items))  # type: ignore[misc]
+            await push(world, name, [PushItem(source, "one", b"1", txn)], "moved.push")
         request = PopRequest(queue=source, partition="one", group="mover", batch=2, lease=rng.choice([1, 2]) * SECOND)
         event = await pop(world, name, request, op="moved.pop")
         if event.ok and event.found[1]:

@@ -178,9 +178,9 @@ def dedup_on_rollback() -> None:
     def leaky(self: Any, draft: Draft, transaction: Any, acked: Any) -> Any:
         reply = decide(self, draft, transaction, acked)
         if isinstance(reply, RolledBack):
-            for effect in draft.effects:
-                for record in effect.records if isinstance(effect, fx.Appended) else ():
-                    entry = fx.Recent(effect.pid, record.offset, record.ts, record.txn, record.id)  # type: ignore[union-attr]
+            for effect in [effect for effect in draft.effects if isinstance(effect, fx.Appended)]:
+                for record in effect.records:
+                    entry = fx.Recent(effect.pid, record.offset, record.ts, record.txn, record.id)
                     remembered[(entry.pid, entry.txn)] = entry
         return reply
 
