@@ -12,7 +12,7 @@ from .messages import Reply, json_reply
 async def ack(call: Call) -> Reply:
     """Both routes take one ack or a batch, and answer one entry per ack."""
     acks = parse_acks(call.body)
-    outcomes = await call.broker.ack(acks) if acks else []
+    outcomes = await call.broker.ack(acks) if acks else ()
     return json_reply(render_acks(outcomes))
 
 
