@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import duckdb
@@ -27,6 +28,7 @@ from .journal import JournalReader
 
 PIECE = 200  # rows appended at a time: about half a millisecond under the GIL
 FLUSH = 20_000  # rows that an appender may hold
+WAITING = 5_000  # first rows of one kind of state that wait in Python
 PLAIN = schema.MESSAGES[:6]
 """What most messages have: nothing beyond the payload, and often no transaction id but their own. A value costs an
 appender as much when it is null, so that these take two thirds of the time."""
@@ -138,13 +140,16 @@ class _Sorter:
     """Takes a journal apart: messages into the tables `plain` and `staging`, and of every other thing the first and the
     last effect.
 
-    The last is what holds. The first makes the thing known where it was: what stands between the two may name it.
+    The last is what holds. The first makes the thing known where it was: what stands between the two may name it. Where
+    many things are made, as partitions may be, their first rows wait in DuckDB.
     """
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, pace: Pace) -> None:
         self._connection = connection
         self._pace = pace
-        self._first: dict[schema.Table, dict[Any, tuple[int, Effect]]] = {table: {} for table in schema.TABLES}
+        self._known: dict[schema.Table, set[Any]] = {table: set() for table in schema.TABLES}
+        self._first: dict[schema.Table, list[tuple[Any, ...]]] = {table: [] for table in schema.TABLES}
+        self._put_off: set[schema.Table] = set()
         self._latest: dict[schema.Table, dict[Any, tuple[int, Effect]]] = {table: {} for table in schema.TABLES}
         self._last: Entry | None = None
         self.messages = 0
@@ -180,16 +185,30 @@ class _Sorter:
     def _note(self, seq: int, effect: Effect) -> None:
         table = schema.table_of(effect)
         key = table.key_of(effect)
-        noted = seq, effect
-        if self._first[table].setdefault(key, noted) is not noted:
-            self._latest[table][key] = noted
+        known, first = self._known[table], self._first[table]
+        if key in known:
+            self._latest[table][key] = seq, effect
+            return
+        known.add(key)
+        first.append(table.row(seq, effect))
+        if len(first) < WAITING:
+            return
+        if table not in self._put_off:
+            self._put_off.add(table)
+            columns = schema.definition(table.segment_columns)
+            self._connection.execute(f"CREATE OR REPLACE TABLE first_{table.name} ({columns})")
+        append(self._connection, f"first_{table.name}", first, self._pace)
+        first.clear()
 
     def write_state(self, alias: str) -> None:
         """Append the rows of every kind of state."""
         for table in schema.TABLES:
-            noted = (*self._first[table].values(), *self._latest[table].values())
-            rows = (table.row(seq, effect) for seq, effect in noted)
-            append(self._connection, f"{alias}.{table.name}", rows, self._pace)
+            if table in self._put_off:
+                columns, waiting = schema.names(table.segment_columns), f"first_{table.name}"
+                self._connection.execute(f"INSERT INTO {alias}.{table.name} SELECT {columns} FROM {waiting}")
+                self._connection.execute(f"DROP TABLE {waiting}")
+            latest = (table.row(seq, effect) for seq, effect in self._latest[table].values())
+            append(self._connection, f"{alias}.{table.name}", chain(self._first[table], latest), self._pace)
 
     def counters_and_instant(self) -> tuple[int, int, int, int]:
         """Version, pid, qid and instant after the last entry."""

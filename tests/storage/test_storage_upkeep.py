@@ -299,6 +299,7 @@ async def test_a_segment_larger_than_a_piece(tmp_path: pathlib.Path, monkeypatch
     """Messages and state of many pieces, in entries of any size, all arrive."""
     monkeypatch.setattr(segments, "PIECE", 7)
     monkeypatch.setattr(segments, "FLUSH", 20)
+    monkeypatch.setattr(segments, "WAITING", 3)
     store, _ = await opened(tmp_path)
     work = Workload(4)
     await store.commit(work.entries(300))
