@@ -74,20 +74,22 @@ class Arriving(trio.abc.Stream):
             self.settle()
         return text
 
-    async def more(self) -> bool:
-        """Read on; False when what comes next is one of trio-websocket's messages, or nothing. Ask when there is no
-        `text`."""
+    async def more(self) -> bytes | None:
+        """Read on, to the next text; None when what comes next is one of trio-websocket's messages, or nothing. Ask
+        when there is no `text`."""
         while not self._texts:
             reader = self._reader
             if reader is None or self._over or self._gone or self.ended.is_set():
-                return False
+                return None
             if not reader.direct and not reader.begun:
-                return False
+                return None
             if self._reading or self._given or not self._wanted:
                 await self._session.park()
-            else:
-                await self._read_on(reader)
-        return True
+                continue
+            text = await self._read_on(reader)
+            if text is not None:
+                return text
+        return self.text()
 
     def away(self, away: bool) -> None:
         """Whether the session has to wait with a request, for as long as may be."""
@@ -145,7 +147,10 @@ class Arriving(trio.abc.Stream):
             if reader is None or not (reader.direct or reader.begun):
                 return await self._passed_on()
             if self._away and not self._texts and not self._reading:
-                await self._read_on(reader)
+                text = await self._read_on(reader)
+                if text is not None:
+                    self._texts.append(text)
+                    self._count()
                 continue
             self._wanted = True
             self._session.unpark_all()
@@ -181,10 +186,11 @@ class Arriving(trio.abc.Stream):
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    async def _read_on(self, reader: TextReader) -> None:
-        """Take apart what is there, or else what comes next. Only one task is in here."""
+    async def _read_on(self, reader: TextReader) -> bytes | None:
+        """Take apart what is there, or else what comes next: the result is a text that came alone. Only one task is in
+        here."""
         if reader.begun and self._take_apart(reader):
-            return
+            return None
         self._reading = True
         try:
             data = await self._take()
@@ -192,12 +198,18 @@ class Arriving(trio.abc.Stream):
             self._reading = False
             if self._session:
                 self._session.unpark_all()
+        text = reader.lone(data)
+        if text is not None:
+            if self.unfinished:
+                self.settle()
+            return text
         reader.receive(data)
         if not data or not self._room():
             self._over = True
             self._library.unpark_all()
-            return
+            return None
         self._take_apart(reader)
+        return None
 
     def _take_apart(self, reader: TextReader) -> bool:
         """Texts to the session, and what is to be passed on, behind them, to trio-websocket; False: more must come."""

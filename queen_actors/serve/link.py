@@ -126,8 +126,8 @@ class Link:
         assert self._connection is not None
         arriving = self._arriving
         text = arriving.text()
-        if text is None and await arriving.more():
-            text = arriving.text()
+        if text is None:
+            text = await arriving.more()
         if text is not None:
             return text
         try:
@@ -152,6 +152,10 @@ class Link:
     def send_together(self, payloads: Iterable[bytes]) -> None:
         """Queue text messages, the small ones in as few writes as may be, and write what can be written at once."""
         self.outbox.put_now(joined_frames(payloads, CHUNK_BYTES))
+
+    def send_now(self, payload: bytes) -> None:
+        """Queue one text message, and write it at once if that can be."""
+        self.outbox.put_now(text_frames(payload, CHUNK_BYTES))
 
     def close(self, code: int, reason: str, *, drop: bool = False) -> None:
         """Close with this code after what waits to be written, or (`drop`) in place of it. The first close counts."""

@@ -80,7 +80,7 @@ class Outbox:
                 self._rest = rest
                 self._writer.unpark_all()
                 break
-        if not self.full:
+        if self._room and not self.full:
             self._room.unpark_all()
 
     def _queue(self, frame: bytes, urgent: bool) -> None:

@@ -186,21 +186,22 @@ class Pipeline:
 
     def _settle(self) -> bool:
         """Tell whatever can be told with the oldest; False when that must wait."""
-        first = self._waiting[0]
+        waiting = self._waiting
+        position, reloads = waiting[0].position, waiting[0].reloads
         before = next(iter(self._turns), inf)
-        if first.number > before:
+        if waiting[0].number > before:
             return False
-        reloads = first.reloads
+        reached = self._broker.reached(reloads)
+        if position <= reached:
+            self._tell(self._take(lambda d: d.position <= reached and d.reloads == reloads and d.number < before))
+            return True
         try:
-            if not self._broker.settled(first.position, reloads):
-                return False
+            self._broker.settled(position, reloads)
         except QueenError as failure:
             again = reloads != self._broker.reloads
             self._revoke(failure, self._take(lambda decided: not again or decided.reloads == reloads))
             return True
-        reached = self._broker.reached(reloads)
-        self._tell(self._take(lambda d: d.position <= reached and d.reloads == reloads and d.number < before))
-        return True
+        return False
 
     def _take(self, goes: Callable[[Decided], bool]) -> list[Decided]:
         """Take out those at the front for which it is so."""
@@ -208,7 +209,7 @@ class Pipeline:
         while self._waiting and goes(self._waiting[0]):
             found.append(self._waiting.popleft())
             self.size -= len(found[-1].reply.body)
-        if not self._waiting:
+        if self._empty and not self._waiting:
             self._empty.unpark_all()
         return found
 

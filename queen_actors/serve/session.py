@@ -208,9 +208,19 @@ class Session:
         """Replies of the pipeline that may leave."""
         said: list[bytes] = []
         for decided in found:
-            self._done(decided.frame)
-            said += self._said(decided.frame.id, decided.frame.op, decided.reply)
-        self._link.send_together(said)
+            frame, reply = decided.frame, decided.reply
+            self._under_way -= 1
+            self._under_way_bytes -= len(frame.text)
+            if frame.id is not None:
+                said.append(wire.render_reply(frame.id, reply.status, reply.body))
+            else:
+                said += self._said(None, frame.op, reply)
+        if self._place_free:
+            self._place_free.unpark_all()
+        if len(said) == 1:
+            self._link.send_now(said[0])
+        else:
+            self._link.send_together(said)
 
     async def _place(self, size: int) -> None:
         """Wait while as much is under way as may be, or the peer does not read its replies."""

@@ -31,6 +31,19 @@ class TextReader:
         """Bytes of what has not come whole."""
         return len(self._data)
 
+    def lone(self, data: bytes | bytearray) -> bytes | None:
+        """The message, if these bytes are one short frame and nothing else is here: what a peer sends that has one
+        request under way. Otherwise they are for `receive`."""
+        size = len(data) - 8
+        if self._data or not self.direct or size <= _SHORT or data[0] != _TEXT:
+            return None
+        if data[1] != _MASKED | _TWO_BYTES or int.from_bytes(data[2:4], "big") != size:
+            return None
+        key = data[4:8]
+        pattern = (key * (size // _KEY_BYTES + 1))[:size]
+        text = (int.from_bytes(data[8:], "little") ^ int.from_bytes(pattern, "little")).to_bytes(size, "little")
+        return text if text.isascii() else None
+
     def receive(self, data: bytes | bytearray) -> None:
         """More bytes of the connection."""
         self._data += data

@@ -70,6 +70,10 @@ def read(chunks: list[bytes]) -> list[object]:
     """What is seen by the reader, with wsproto behind it for what it passes on."""
     reader, judge = TextReader(), Judge()
     for chunk in chunks:
+        alone = reader.lone(chunk)
+        if alone is not None:
+            judge.seen.append(alone)
+            continue
         reader.receive(chunk)
         while True:
             if not judge.over:
@@ -97,6 +101,42 @@ def test_texts_come_whole_whatever_their_key_and_length() -> None:
     assert reader.texts() == payloads
     assert reader.rest() == b""
     assert reader.direct
+
+
+@pytest.mark.parametrize("size", [126, 127, 128, 129, 1000, 65_528])
+def test_a_text_that_comes_alone_is_the_same_text(size: int) -> None:
+    """Read at once, it is what the reader of many would have found, and leaves nothing behind."""
+    payload, key = random.Random(size).randbytes(size).hex().encode()[:size], b"\x37\xfa\x21\x3d"
+    reader = TextReader()
+    assert reader.lone(masked(TEXT, payload, key)) == payload
+    assert (reader.begun, reader.direct, reader.texts(), reader.rest()) == (0, True, [], b"")
+
+
+def test_whatever_is_not_one_plain_text_does_not_come_alone() -> None:
+    """Short ones, longer ones, parts, several, what lies behind a part, and everything doubtful go the way of all."""
+    whole = frame(TEXT, b"x" * 200)
+    spelled_long = b"\x81\xff" + (200).to_bytes(8, "big") + bytes(4) + b"x" * 200
+    unmasked, ping = frame(TEXT, b"x" * 200, masked=False), frame(PING, b"x" * 100)
+    others = [
+        b"",
+        b"\x81",
+        frame(TEXT),
+        frame(TEXT, b"x" * 125),
+        frame(TEXT, b"x" * 65_536),
+        ping,
+        spelled_long,
+        unmasked,
+    ]
+    others += [whole[:-1], whole + b"\x81", whole * 2, frame(TEXT, b"x" * 200, rsv=4), frame(BINARY, b"x" * 200)]
+    others += [frame(TEXT, b"x" * 200, fin=False), frame(TEXT, b"\xff" * 200), frame(TEXT, "é".encode() * 100)]
+    for data in others:
+        assert TextReader().lone(data) is None, data[:20]
+    begun = TextReader()
+    begun.receive(whole[:7])
+    assert begun.lone(whole) is None
+    passing = TextReader()
+    passing.direct = False
+    assert passing.lone(whole) is None
 
 
 FRAMES = [
