@@ -15,12 +15,20 @@ from queen_actors.values import SECOND
 
 from .core import Core, Draft
 
+FEW = 8
+"""So few messages are found again as quickly as they are looked up."""
+
 
 class Producers:
     """The pushes of one broker."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._place: tuple[int, ...] = ()
+        self._records: tuple[Record, ...] = ()
+        """What was asked for last, and what it was; their bytes, and whether they are in the clear."""
+        self._size = 0
+        self._clear = True
 
     async def push(self, items: Sequence[PushItem]) -> list[PushOutcome]:
         """Append each item to its partition, in order; all of the call is one step of the log."""
@@ -79,6 +87,33 @@ class Producers:
         with self._reading():
             return tuple(await self._core.store.read(partition.pid, first, last, max_bytes))
 
+    def in_memory(self, partition: PartitionState, first: int, count: int, max_bytes: int) -> tuple[Record, ...] | None:
+        """`PartitionState.in_memory`: groups that are at the same place, one after the other, get the same tuple."""
+        count = min(count, partition.next_offset - first)
+        if count < FEW:
+            return partition.in_memory(first, count, max_bytes)
+        place = (partition.pid, first, count, max_bytes, self._core.log.reloads)
+        if place != self._place:
+            records = partition.in_memory(first, count, max_bytes)
+            if records is None:
+                return None
+            self._place, self._records, self._size = place, records, _size(records)
+            self._clear = not any(record.encrypted for record in records)
+        return self._records
+
+    def size_of(self, records: tuple[Record, ...]) -> int:
+        """Their bytes of payload."""
+        return self._size if records is self._records else _size(records)
+
+    def clear(self, records: tuple[Record, ...]) -> bool:
+        """Is none of them encrypted?"""
+        if records is self._records:
+            return self._clear
+        for record in records:  # noqa: SIM110 - most are one, which a generator costs more than
+            if record.encrypted:
+                return False
+        return True
+
     async def fetch(self, pid: int, first: int, count: int, max_bytes: int) -> tuple[Record, ...]:
         """`read` by the partition's number; empty when there is no such partition (any more)."""
         partition = self._core.directory.partition(pid)
@@ -136,6 +171,10 @@ class Producers:
             if not self._core.log.full:
                 raise
             raise Unavailable("the disk is full, and the state is being read again", code="retry") from None
+
+
+def _size(records: Sequence[Record]) -> int:
+    return sum([len(record.payload) for record in records])
 
 
 def offset_at(partition: PartitionState, ts: int) -> int | None:

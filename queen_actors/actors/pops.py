@@ -242,10 +242,9 @@ class Pops:
     def _plain(self, claim: Claim) -> Claim:
         """The claim with its payloads in the clear. Raises QueenError when the key is missing: what nobody can read,
         nobody takes."""
-        for record in claim.records:
-            if record.encrypted:
-                return replace(claim, records=self._core.cipher.plain_all(claim.records))
-        return claim
+        if self._producers.clear(claim.records):
+            return claim
+        return replace(claim, records=self._core.cipher.plain_all(claim.records))
 
     def _hold(self, call: _Call, claims: Sequence[Claim]) -> float | None:
         """Until when the pop waits for a fuller batch instead of making these claims; None when it makes them now."""
@@ -311,7 +310,7 @@ class Pops:
             claim = self._claim(draft, queue, partition, group, index, call, lease_id, budget)
             index.passed(partition.pid)
             if isinstance(claim, Claim):
-                budget.take(len(claim.records), sum([len(record.payload) for record in claim.records]))
+                budget.take(len(claim.records), self._producers.size_of(claim.records))
                 claims.append(claim)
             elif claim is not None:
                 budget.take(claim.count if isinstance(claim, _Load) else 0, 0)
@@ -413,11 +412,10 @@ class Pops:
         after = offset_at(partition, now - delay + 1)
         return head if after is None else max(after - 1, head)
 
-    @staticmethod
     def _records(
-        partition: PartitionState, first: int, count: int, size: int, call: _Call
+        self, partition: PartitionState, first: int, count: int, size: int, call: _Call
     ) -> tuple[Record, ...] | None:
-        found = partition.in_memory(first, count, size)
+        found = self._producers.in_memory(partition, first, count, size)
         if found is not None:
             return found
         asked, loaded = call.records.get(partition.pid, (None, ()))
