@@ -18,6 +18,7 @@ from queen_actors.domain.names import Names
 from queen_actors.domain.partition import (
     PartitionState,
     packed_cursors,
+    packed_end,
     packed_name,
     packed_new,
     packed_oldest,
@@ -146,6 +147,17 @@ class Directory:
             return group in state.cursors
         packed = self.packed.get(pid)
         return packed is not None and any(cursor.group == group for cursor in packed_cursors(packed))
+
+    def at_rest(self, pid: int, group: str) -> bool:
+        """Is the partition packed away, all of it settled by the group, and nothing leased to it?"""
+        packed = self.packed.get(pid)
+        if packed is None:
+            return False
+        end = packed_end(packed)
+        return any(
+            cursor.group == group and not cursor.lease_id and cursor.committed + 1 >= end
+            for cursor in packed_cursors(packed)
+        )
 
     def find(self, queue: str, partition: str) -> PartitionState | None:
         state = self.queues.get(queue)

@@ -74,8 +74,12 @@ class Ready:
 
     def promote(self, queue: QueueState, index: GroupIndex, now: int) -> None:
         """Partitions whose time has come: whoever held them is told, and whoever waits for them looks."""
+        directory = self._core.directory
         for pid in index.due(now, STEP):
-            partition = self._core.directory.partition(pid)
+            if directory.at_rest(pid, index.group):
+                index.rest(pid)  # its lease was given back long ago: it is not to be unpacked for the time that it had
+                continue
+            partition = directory.partition(pid)
             if partition is None:
                 continue
             self._acks.expire(partition, index.group, now)

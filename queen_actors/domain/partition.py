@@ -349,6 +349,12 @@ def packed_start(packed: bytes) -> int:
     return start
 
 
+def packed_end(packed: bytes) -> int:
+    """The next offset of a packed partition."""
+    end: int = _START.unpack_from(packed, _END_AT)[0]
+    return end
+
+
 def packed_oldest(packed: bytes) -> tuple[int, int] | None:
     """The queue of a packed partition, and when the first message of its index was appended; None without one."""
     qid, *_, name, rows, _ = _HEAD.unpack_from(packed)
@@ -365,7 +371,7 @@ _HEAD = Layout("<QQQQQHII")
 """qid, created_at, log_start, next_offset, last_ts, bytes of the name, of the index, of the tail; behind them the name,
 the index' rows, the tail and the cursors as msgpack arrays, or nothing where there are none."""
 _NAME, _NAME_AT = Layout("<H"), 40
-_START, _START_AT = Layout("<Q"), 16
+_START, _START_AT, _END_AT = Layout("<Q"), 16, 24
 _packer = msgspec.msgpack.Encoder()
 _unpacker_of_tail: msgspec.msgpack.Decoder[list[Record]] = msgspec.msgpack.Decoder(list[Record])
 _unpacker: msgspec.msgpack.Decoder[list[CursorPut]] = msgspec.msgpack.Decoder(list[CursorPut])

@@ -10,9 +10,38 @@ from broker_kit import ack, configure, pop, push, started
 from trio.testing import MockClock
 
 from queen_actors.actors import upkeep
+from queen_actors.domain.cursor import Ack, PopRequest
 from queen_actors.domain.partition import LIGHT, PushItem, packed_oldest, packed_tail
 from queen_actors.storage.memory import MemoryStore
 from queen_actors.testing.state import state_of
+from queen_actors.values import SECOND
+
+
+async def test_the_end_of_leases_that_were_given_back_unpacks_nothing(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Partitions that were consumed and packed away stay so when the time of their leases is over, but for one whose
+    lease was kept: its message is delivered again."""
+    monkeypatch.setattr(upkeep, "MOST_ACTIVE", 8)
+    async with started(MemoryStore(), record_cache_bytes=1) as broker:
+        directory = broker._core.directory
+        for number in range(100):
+            await push(broker, f"m{number}", partition=f"p{number}")
+        for number in range(100):
+            reply = await broker.pop(PopRequest("q", batch=1, group="g", subscription_mode="all", lease=20 * SECOND))
+            (claim,) = reply.claims
+            if number:
+                await broker.ack([Ack(claim.records[0].txn, claim.pid, "g", lease_id=reply.lease_id)])
+        assert len(directory.active) <= 8 + 2
+        begun = trio.current_time()
+        reply = await broker.pop(PopRequest("q", batch=1, group="g", wait=60 * SECOND))
+        assert 19 < trio.current_time() - begun < 21
+        assert [record.txn for claim in reply.claims for record in claim.records] == ["m0"]
+        await trio.sleep(1)  # the others' times are over too
+        assert len(directory.active) <= 8 + 3
+        await push(broker, "more", partition="p50")
+        reply = await broker.pop(PopRequest("q", batch=1, group="g"))
+        assert [record.txn for claim in reply.claims for record in claim.records] == ["more"]
 
 
 async def test_more_partitions_than_are_to_be_in_memory(
