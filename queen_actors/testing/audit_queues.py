@@ -236,13 +236,13 @@ def judge_seekers(history: History, ledger: Ledger) -> None:
             claims[pid].append((event, queue))
     for pid, rows in claims.items():
         for place, (claim, queue) in enumerate(rows):
-            moved = [seek for seek in seeks if seek.asked["queue"] == queue and seek.end > claim.start]
+            moved = [seek for seek in seeks if seek.asked["queue"] == queue and seek.end >= claim.start]
             mine = acks[(claim.found[0], pid)]
             touched = min((event.start for event in [*moved, *mine]), default=FAR)
             for other, _ in rows[place + 1 :]:
                 live = other.start >= claim.end and other.end < touched
                 must(not live or other.until >= claim.at + claim.asked["lease"], "I3 one live lease", claim, other)
-            over = min((seek.end for seek in moved if seek.ok and seek.start >= claim.end), default=FAR)
+            over = min((seek.end for seek in moved if seek.ok and seek.start > claim.end), default=FAR)
             for event in mine[:1] if mine and mine[0].start > over and mine[0].ok else ():
                 must(not any(entry[0] for entry in event.found), "I3 a seek ends every lease", claim, event)
     _everything(history, ledger)
