@@ -35,7 +35,7 @@ class AckOutcome(Struct, frozen=True):
     noop: bool = False
 
 
-class Claim(Struct, frozen=True):
+class Claim(Struct, frozen=True, gc=False):
     """Messages of one partition taken for one consumer, in offset order."""
 
     queue: str
