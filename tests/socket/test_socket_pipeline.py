@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import trio
-from socket_peer import House, house, items
+from socket_peer import House, acks, house, items
 
 from queen_actors import limits
 from queen_actors.actors.log import Deferral, Log, deferral
 from queen_actors.api import Request
 from queen_actors.domain.effects import Counters, Entry, QueueDropped
 from queen_actors.errors import StorageFull, Unavailable
+from queen_actors.serve.link import Link
 from queen_actors.storage.memory import Faults, MemoryStore
 
 VIRTUAL_TIME = True
@@ -90,6 +91,40 @@ async def test_a_request_that_waits_for_its_turn_outlives_its_connection(hall: H
     other = await hall.peer()
     read = await other.ask("kv", operations=[{"op": "get", "ns": "n", "key": "a"}])
     assert read["body"]["results"][0]["value"] == 1
+
+
+async def test_what_a_peer_says_is_heard_while_its_request_waits(hall: House) -> None:
+    """The reader waits with a request whose key is held; its pongs are seen nevertheless, and keep its leases."""
+    peer = await hall.peer()
+    await peer.ask("push", items=items("q", 1))
+    await peer.ask("subscribe", sub="s", queue="q", leaseSeconds=3)
+    event = await peer.event("messages")
+    async with hall.broker._core.turns.hold([("kv", "n")]):
+        await peer.say(put(1, "a"))
+        await trio.sleep(12)
+        pings = peer.pings
+    assert (await peer.reply(1))["ok"]
+    assert pings >= 4, "a lease of 3 s needs them"
+    assert [message for message in peer.received if message.get("event") == "lease"] == []
+    assert (await peer.ask("ack", acknowledgments=acks(event)))["body"][0]["success"]
+
+
+async def test_a_fault_in_telling_replies_ends_their_connection_only(
+    hall: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are told by what ends a group commit, which must not end with them: the log goes on, and so do others."""
+    other, peer = await hall.peer(), await hall.peer()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Link, "send_now", broken)
+        await peer.say(put(1, "a"))
+        await peer.ended.wait()
+    assert peer.closed == (1011, "internal error")
+    assert "a WebSocket session failed" in caplog.text
+    assert (await other.ask("kv", operations=put(2, "b")["operations"]))["ok"]
 
 
 def entry() -> Entry:
