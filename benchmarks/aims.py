@@ -33,13 +33,15 @@ class Aim(Struct, frozen=True):
     def spelled(self, value: float) -> str:
         if self.unit == "MiB":
             return f"{value / MIB:,.0f} MiB"
-        if self.unit == "times":
-            return f"{value:.2f} times"
-        return f"{value:,.2f} {self.unit}" if value < 100 else f"{value:,.0f} {self.unit}"
+        return f"{self.digits(value)} {self.unit}"
+
+    @staticmethod
+    def digits(value: float) -> str:
+        return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
     def row(self, value: float, low: float | None = None, high: float | None = None) -> str:
         """A line of the table; `low` and `high` are the worst and the best of several rounds."""
-        spread = "" if low is None or high is None else f" ({self.spelled(low)} to {self.spelled(high)})"
+        spread = "" if low is None or high is None else f" ({self.digits(low)} to {self.digits(high)})"
         verdict = "yes" if self.met(value) else "no"
         if low is not None and high is not None and self.met(low) != self.met(high):
             verdict += ", but within the noise"

@@ -369,7 +369,7 @@ def main() -> None:
         aims.tell(key, value, (low, high))
     if found:
         seen = {key: {"value": value, "low": low, "high": high} for key, (value, low, high) in found.items()}
-        print("\n" + aims.table(seen, seen))
+        print("\n" + aims.table(seen, [key for key in aims.AIMS if key in seen]))
 
 
 AIMED = {
