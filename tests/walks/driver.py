@@ -6,7 +6,6 @@ hundred steps, so that whatever goes wrong in it can be lived again, step by ste
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,7 +39,8 @@ LIFE = 500
 """Steps of one life. An index of a partition's messages has several pages by then."""
 REBUILDS = 5
 """How often the state is made again from the log in a life."""
-SHRINK_SECONDS = 20.0
+SHRINK_STEPS = 50_000
+"""Steps that may be made to leave out what need not be: some seconds, and the same ones each time."""
 Draws = list[list[float]]
 """What was drawn in each step, between 0 and 1: a step that is tried after others than before can still be made."""
 
@@ -138,13 +138,14 @@ def tried(machine: str, sources: Sequence[Callable[[], float]], rebuild: bool) -
 
 
 def shrunk(machine: str, failed: Failed, rebuild: bool) -> Failed:
-    """Leave out ever smaller parts, as long as something still goes wrong, and there is time."""
-    end = time.monotonic() + SHRINK_SECONDS
+    """Leave out ever smaller parts, as long as something still goes wrong."""
+    left = SHRINK_STEPS
     size = len(failed.draws) // 2
-    while size and time.monotonic() < end:
+    while size and left > 0:
         at = len(failed.draws) - size
-        while at >= 0 and time.monotonic() < end:
+        while at >= 0 and left > 0:
             fewer = failed.draws[:at] + failed.draws[at + size :]
+            left -= len(fewer)
             smaller = tried(machine, [_replaying(drawn) for drawn in fewer], rebuild)
             failed = failed if smaller is None else smaller
             at = min(at, len(failed.draws)) - size

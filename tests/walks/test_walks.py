@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from . import driver
 from .driver import LIFE, MACHINES, Broken, live
 from .plants import PLANTS
 
@@ -29,7 +30,7 @@ def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     """Each within its steps, and told by the last of them."""
     machine, plant = PLANTS[name]
     plant(monkeypatch)
-    monkeypatch.setattr("tests.walks.driver.SHRINK_SECONDS", 0.5)
+    monkeypatch.setattr(driver, "SHRINK_STEPS", 0)
     found, steps = walked(machine)
     assert found is not None
     assert steps <= STEPS
