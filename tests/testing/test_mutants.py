@@ -43,7 +43,7 @@ FOUND = {
     "watch_before_durable": 34,
     "coalesced_loses_the_last": 34,
     "watch_forgets_the_gap": 144,
-    "waiter_overtakes": 68,
+    "waiter_overtakes": 348,
     "permit_survives": 18,
     "loss_not_told": 18,
     "letter_lost_on_replay": 1104,
