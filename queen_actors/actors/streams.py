@@ -56,7 +56,11 @@ class Streams:
     async def read(self, asked: StateRead) -> list[StateRow]:
         """State rows, in the order of their keys. Raises NotFound for an unknown query, or a partition not its own."""
         await self._core.turn()
-        stream, _, _ = self._find(asked.query, asked.pid)
+        try:
+            stream, _, _ = self._find(asked.query, asked.pid)
+        except NotFound:
+            await self._core.log.durable()
+            raise
         rows = stream.read(asked, self._plain)
         await self._core.log.durable()
         return rows
@@ -64,12 +68,16 @@ class Streams:
     async def cycle(self, cycle: Cycle, *, producer: str | None = None) -> Cycled | CycleRefused:
         """State, pushes and the positional ack in one step, or none of them. Raises NotFound as `read` does."""
         core = self._core
-        _, queue, partition = self._find(cycle.query, cycle.pid)
-        await core.turn(_keys(cycle, queue, partition) if core.turns.busy else ())
-        draft = Draft(core)
-        reply = self._decide(draft, cycle, producer)
-        if isinstance(reply, Cycled):
-            core.commit(draft)
+        try:
+            _, queue, partition = self._find(cycle.query, cycle.pid)
+            await core.turn(_keys(cycle, queue, partition) if core.turns.busy else ())
+            draft = Draft(core)
+            reply = self._decide(draft, cycle, producer)
+            if isinstance(reply, Cycled):
+                core.commit(draft)
+        except NotFound:
+            await core.log.durable()
+            raise
         await core.log.durable()
         return reply
 

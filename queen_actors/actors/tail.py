@@ -95,6 +95,10 @@ class Tail:
                 if reloads == self._core.log.reloads:
                     return positions
                 self._behind.clear()
+        except TooLarge:
+            self.close()
+            await self._core.log.durable()
+            raise
         except BaseException:
             self.close()
             raise

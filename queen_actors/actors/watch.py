@@ -94,7 +94,11 @@ class Watch:
             await core.turn()
             reloads = core.log.reloads
             self._begin_again()
-            begun = self._begin()
+            try:
+                begun = self._begin()
+            except TooLarge:
+                await core.log.durable()
+                raise
             self._watches.add(self)
             try:
                 await core.log.durable()

@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from broker_kit import QUEUE_MODE, SECOND, ack, configure, pop, push, records, s
 from storage_kit import FaultyOps
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from queen_actors import limits
 from queen_actors.broker import Broker, running
 from queen_actors.config import Settings
 from queen_actors.domain.cursor import Ack, LeaseEnd, PopReply
@@ -24,9 +26,11 @@ from queen_actors.domain.locks import Acquire, GetLock
 from queen_actors.domain.overview import FetchEntry, MessageFilter
 from queen_actors.domain.partition import PushItem
 from queen_actors.domain.streams import Cycle, Register, Registered, StateRead
+from queen_actors.domain.subscription import TailTerms
 from queen_actors.domain.timers import Cancel, Schedule
 from queen_actors.domain.transaction import Committed, Transaction
-from queen_actors.errors import StorageFailed, StorageFull
+from queen_actors.domain.watch import WatchTerms
+from queen_actors.errors import NotFound, QueenError, StorageFailed, StorageFull, TooLarge
 from queen_actors.storage import DurableStore
 from queen_actors.storage.memory import Faults, MemoryStore
 from queen_actors.testing.state import state_of
@@ -439,6 +443,10 @@ async def test_nothing_is_told_before_it_is_durable(autojump_clock: MockClock) -
             await do()
             done.append(name)
 
+        async def refused(it: Awaitable[Any], error: type[QueenError]) -> None:
+            with pytest.raises(error):
+                await it
+
         calls: dict[str, Callable[[], Awaitable[Any]]] = {
             "push": lambda: push(broker, "x", partition="z"),
             "duplicate": lambda: push(broker, "x", partition="z"),
@@ -488,6 +496,10 @@ async def test_nothing_is_told_before_it_is_durable(autojump_clock: MockClock) -
                 pid=1, txn="m", group="g", names=(), event="e", data=b"1", worker=None
             ),
             "message of nothing": lambda: broker.message(1, "m"),
+            "stream state of nothing": lambda: refused(streams.read(StateRead(query.id, 1)), NotFound),
+            "stream cycle of nothing": lambda: refused(
+                streams.cycle(Cycle(query.id, 1, "s", (), (), None, False)), NotFound
+            ),
             "ack of nothing": lambda: broker.ack([Ack("m", 1, QUEUE_MODE)]),
             "group": lambda: broker.delete_group("g", None, metadata=True),
             "moved": lambda: broker.move_subscription("g", 0),
@@ -508,6 +520,34 @@ async def test_nothing_is_told_before_it_is_durable(autojump_clock: MockClock) -
             assert sorted(done) == sorted(calls)
         assert broker.missed() == SILENT
         assert overview.missed() | reads.missed() | streams.missed() == set()
+
+
+async def test_a_watch_or_a_tail_that_is_too_large_says_so_when_that_is_durable(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I13: a refusal that counts rows or partitions waits for those that it counts."""
+    monkeypatch.setattr(limits, "WATCH_ROWS", 1)
+    monkeypatch.setattr(limits, "WS_TAIL_PARTITIONS", 1)
+    store = MemoryStore(faults=Faults(latency=100))
+    async with started(store) as broker, trio.open_nursery() as nursery:
+        begun = trio.current_time()
+        for number in range(2):
+            nursery.start_soon(broker.kv, [put(f"k{number}")])
+            nursery.start_soon(partial(push, broker, "m", partition=f"p{number}"))
+        await wait_all_tasks_blocked()
+        refused: list[float] = []
+
+        async def open_it(reader: Any) -> None:
+            with pytest.raises(TooLarge):
+                await reader.open()
+            refused.append(trio.current_time() - begun)
+
+        nursery.start_soon(open_it, broker.watch(WatchTerms("ns")))
+        nursery.start_soon(open_it, broker.tail(TailTerms("q")))
+        await trio.sleep(99)
+        assert refused == []
+        await trio.sleep(201)
+        assert len(refused) == 2
 
 
 async def test_a_reader_of_segments_sees_only_what_is_durable(autojump_clock: MockClock) -> None:
