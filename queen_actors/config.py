@@ -25,6 +25,7 @@ _SERVICE_LINK = re.compile(r"SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_[0-9]+_(TCP|UD
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Size = Annotated[int, Meta(gt=0)]
 Seconds = Annotated[float, Meta(gt=0)]
+FrameSize = Annotated[int, Meta(gt=0, le=limits.WS_PIPELINE_BYTES)]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Lane = Literal["fast", "web"]
 
@@ -46,6 +47,10 @@ class Settings(Struct, frozen=True):
     record_cache_bytes: Size = limits.RECORD_CACHE_BYTES
     shutdown_seconds: Seconds = limits.SHUTDOWN_SECONDS
     heartbeat_seconds: Seconds = limits.WS_HEARTBEAT_SECONDS
+    ws_frame_bytes: FrameSize = limits.WS_FRAME_BYTES
+    """The longest frame that a WebSocket's peer may send."""
+    ws_peer_bytes: Size = limits.WS_PEER_BYTES
+    """What may wait to be written to one WebSocket's peer; past it nothing more is claimed for it."""
     lane: Lane = "fast"
     """What serves HTTP/1.1: our own lane, or `web`, hypercorn, which serves HTTP/2 in any case."""
     certfile: str = ""

@@ -15,12 +15,12 @@ from queen_actors import limits
 from queen_actors.wire.socket import TOO_MANY, close_frame, is_close, is_control
 
 from .connection import Replayed
-from .outbox import CROWDED_BYTES, Outbox
+from .outbox import Outbox
 from .texts import TextReader
 
 READ_BYTES = 64 * 1024
-UNFINISHED_BYTES = 4 * limits.WS_FRAME_BYTES
-"""Bytes without one whole message among them: fragments without an end, or nothing but control frames."""
+UNFINISHED_FRAMES = 4
+"""So many times the longest frame may come without one whole message: fragments without an end, or control frames."""
 _HEAD_END = b"\r\n\r\n"
 
 
@@ -34,10 +34,11 @@ class Incoming:
 class Arriving(trio.abc.Stream):
     """The peer's stream as trio-websocket sees it: reads come from the peer, writes go into the outbox."""
 
-    def __init__(self, stream: trio.abc.ReceiveStream, outbox: Outbox, incoming: Incoming) -> None:
+    def __init__(self, stream: trio.abc.ReceiveStream, outbox: Outbox, incoming: Incoming, frame_bytes: int) -> None:
         self._stream = stream
         self._outbox = outbox
         self._incoming = incoming
+        self._frame_bytes = frame_bytes
         self._held = 0
         self.unfinished = 0
         self.ended = trio.Event()
@@ -113,7 +114,7 @@ class Arriving(trio.abc.Stream):
         """The request has its answer. Texts are read here from now on; after a request that was too odd to see its
         end, trio-websocket goes on reading alone."""
         if accepted and self._answered is not None:
-            self._reader = TextReader()
+            self._reader = TextReader(self._frame_bytes)
         self._handshake = None
         if self._answered is not None:
             self._answered.set()
@@ -126,7 +127,7 @@ class Arriving(trio.abc.Stream):
             return b""
         data = await self._next()
         self.unfinished += len(data)
-        if self.unfinished > UNFINISHED_BYTES:
+        if self.unfinished > UNFINISHED_FRAMES * self._frame_bytes:
             self._outbox.finish(close_frame(1009, "no whole message among so many bytes"))
             data = b""
         if not self._room():
@@ -173,7 +174,7 @@ class Arriving(trio.abc.Stream):
             self._outbox.finish(frame)
             await trio.lowlevel.checkpoint()
             return
-        await self._outbox.room(CROWDED_BYTES)  # a peer that pings and never reads
+        await self._outbox.emptier()  # a peer that pings and never reads
         self._outbox.put(frame, urgent=is_control(frame))
         await trio.lowlevel.checkpoint()
 

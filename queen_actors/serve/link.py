@@ -17,6 +17,7 @@ from trio_websocket import ConnectionClosed, WebSocketConnection, WebSocketReque
 from wsproto.utilities import LocalProtocolError
 
 from queen_actors import limits
+from queen_actors.config import Settings
 from queen_actors.wire.socket import close_frame, joined_frames, text_frames
 
 from .arriving import READ_BYTES, Arriving, Incoming
@@ -38,13 +39,14 @@ class NotText(Exception):
 class Link:
     """A connection, from its handshake on."""
 
-    def __init__(self, stream: trio.abc.Stream, incoming: Incoming) -> None:
-        self.outbox = Outbox(stream)
+    def __init__(self, stream: trio.abc.Stream, incoming: Incoming, settings: Settings) -> None:
+        self.outbox = Outbox(stream, settings.ws_peer_bytes)
         self.request: WebSocketRequest | None = None
         self.code: int | None = None
         """With what we closed the connection, if we did."""
         self._stream = stream
-        self._arriving = Arriving(stream, self.outbox, incoming)
+        self._arriving = Arriving(stream, self.outbox, incoming, settings.ws_frame_bytes)
+        self._frame_bytes = settings.ws_frame_bytes
         self._connection: WebSocketConnection | None = None
         self._handshaken = trio.Event()
         self._gone = trio.Event()
@@ -61,7 +63,7 @@ class Link:
                     self.request = await wrap_server_stream(
                         nursery,
                         self._arriving,
-                        max_message_size=limits.WS_FRAME_BYTES,
+                        max_message_size=self._frame_bytes,
                         receive_buffer_size=READ_BYTES,
                     )
                 waiting.cancel_scope.cancel()
@@ -210,9 +212,9 @@ class Link:
 
 
 @asynccontextmanager
-async def open_link(stream: trio.abc.Stream, incoming: Incoming) -> AsyncGenerator[Link, None]:
+async def open_link(stream: trio.abc.Stream, incoming: Incoming, settings: Settings) -> AsyncGenerator[Link, None]:
     """A link over the stream, running while the block does; the stream is closed at its end."""
-    link = Link(stream, incoming)
+    link = Link(stream, incoming, settings)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.run)

@@ -14,7 +14,6 @@ from .connection import Replayed
 
 CHUNK_BYTES = 64 * 1024
 """One write: enough for the cost of a system call not to count, little enough to see progress on a slow line."""
-CROWDED_BYTES = 2 * limits.WS_PEER_BYTES
 
 
 class Outbox:
@@ -24,7 +23,9 @@ class Outbox:
     slow line.
     """
 
-    def __init__(self, stream: trio.abc.SendStream) -> None:
+    def __init__(self, stream: trio.abc.SendStream, bound: int = limits.WS_PEER_BYTES) -> None:
+        self.bound = bound
+        """How many bytes may wait; past twice as many no request is taken from the peer."""
         self.size = 0
         self.finished = False
         self.flushed = trio.Event()
@@ -32,7 +33,7 @@ class Outbox:
         self.broken = trio.Event()
         """Set when the peer cannot be written to any more."""
         self.on_full: Callable[[], None] | None = None
-        """Called when more waits than may (`WS_PEER_BYTES`)."""
+        """Called when more waits than may (`bound`)."""
         self._stream = stream
         self._frames: deque[bytes] = deque()
         self._urgent: deque[bytes] = deque()
@@ -47,12 +48,12 @@ class Outbox:
     @property
     def full(self) -> bool:
         """Is so much waiting that nothing more should be claimed for this peer?"""
-        return self.size > limits.WS_PEER_BYTES and not self.finished
+        return self.size > self.bound and not self.finished
 
     @property
     def crowded(self) -> bool:
         """Is so much waiting that not even requests should be taken from this peer?"""
-        return self.size > CROWDED_BYTES and not self.finished
+        return self.size > 2 * self.bound and not self.finished
 
     def put(self, frame: bytes, *, urgent: bool = False) -> None:
         """Queue one frame. After `finish` it goes nowhere."""
@@ -102,9 +103,14 @@ class Outbox:
         self._writer.unpark_all()
         self._room.unpark_all()
 
-    async def room(self, bound: int = limits.WS_PEER_BYTES) -> None:
-        """Return when no more than `bound` waits, or when nothing can be put any more."""
-        while self.size > bound and not self.finished:
+    async def room(self) -> None:
+        """Return when it is not `full`."""
+        while self.full:
+            await self._room.park()
+
+    async def emptier(self) -> None:
+        """Return when it is not `crowded`."""
+        while self.crowded:
             await self._room.park()
 
     async def run(self) -> None:

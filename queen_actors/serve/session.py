@@ -104,7 +104,12 @@ class Session:
         """Serve the connection until it ends, then give back what it holds."""
         now = self._broker.clock.now()
         session = self._broker.ids.uuid(now)
-        self._link.send(wire.render_welcome(__version__, session, self._settings.heartbeat_seconds, iso_zulu(now)))
+        settings = self._settings
+        self._link.send(
+            wire.render_welcome(
+                __version__, session, settings.heartbeat_seconds, settings.ws_frame_bytes, iso_zulu(now)
+            )
+        )
         try:
             async with trio.open_nursery() as background:
                 self._background = background
@@ -144,8 +149,8 @@ class Session:
                     return
                 if text is None:
                     return
-            if len(text) > limits.WS_FRAME_BYTES:
-                self._link.close(wire.TOO_BIG, f"a frame takes at most {limits.WS_FRAME_BYTES} bytes")
+            if len(text) > self._settings.ws_frame_bytes:
+                self._link.close(wire.TOO_BIG, f"a frame takes at most {self._settings.ws_frame_bytes} bytes")
                 return
             try:
                 frame = wire.parse_frame(text)

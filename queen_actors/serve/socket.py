@@ -52,7 +52,7 @@ class Sockets:
         cancellation): whatever a peer does ends its own connection only."""
         self.open += 1
         try:
-            async with open_link(stream, self._incoming) as link:
+            async with open_link(stream, self._incoming, self._settings) as link:
                 await self._connection(link)
         except* Exception as fault:  # the boundary: a fault of ours in one connection must not reach another
             log.error("a WebSocket connection failed", exc_info=fault)

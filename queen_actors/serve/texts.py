@@ -21,7 +21,8 @@ _SHORT, _TWO_BYTES, _EIGHT_BYTES = 125, 126, 127
 class TextReader:
     """Takes bytes as they come; `texts` and `rest` give them back, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, frame_bytes: int = limits.WS_FRAME_BYTES) -> None:
+        self._frame_bytes = frame_bytes
         self.direct = True
         """False when everything is passed on from here on."""
         self._data = bytearray()
@@ -63,7 +64,7 @@ class TextReader:
                 size, begin = int.from_bytes(data[at + 2 : at + 10], "big"), at + 14
             if end < begin:
                 break
-            if size > limits.WS_FRAME_BYTES or _is_longer_than_needed(size, begin - at):
+            if size > self._frame_bytes or _is_longer_than_needed(size, begin - at):
                 self.direct = False
                 break
             if end < begin + size:

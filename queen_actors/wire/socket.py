@@ -313,10 +313,10 @@ def render_pong(id: bytes | None) -> bytes:
     return b'{"event":"pong"}' if id is None else b'{"event":"pong","id":%b}' % id
 
 
-def render_welcome(version: str, session: str, heartbeat_seconds: float, now: str) -> bytes:
+def render_welcome(version: str, session: str, heartbeat_seconds: float, frame_bytes: int, now: str) -> bytes:
     whole = int(heartbeat_seconds)
     heartbeat = whole if whole == heartbeat_seconds else heartbeat_seconds
-    return encode(_Welcome(PROTOCOL, version, session, heartbeat, limits.WS_FRAME_BYTES, now))
+    return encode(_Welcome(PROTOCOL, version, session, heartbeat, frame_bytes, now))
 
 
 def render_lost(sub: str, lease_id: str, partition: str, pid: int, reason: str) -> bytes:

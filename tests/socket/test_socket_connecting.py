@@ -9,7 +9,7 @@ from datetime import datetime
 import pytest
 import trio
 import trio.testing
-from socket_peer import House, Peer, Rejected, house
+from socket_peer import House, Peer, Rejected, frame, house
 from wsproto.events import Ping, Pong
 
 from queen_actors import __version__, limits
@@ -287,6 +287,26 @@ async def test_just_under_8_mib_is_served(hall: House) -> None:
     head, tail = '{"id":1,"op":"ping","x":"', '"}'
     await peer.say(head + "x" * (limits.WS_FRAME_BYTES - len(head) - len(tail)) + tail)
     assert (await peer.event("pong"))["id"] == 1
+
+
+async def test_the_longest_frame_is_set() -> None:
+    """QUEEN_ACTORS_WS_FRAME_BYTES: told in the welcome, served up to it, 1009 beyond it, in one frame or several."""
+    async with house(Settings(data=None, ws_frame_bytes=1000)) as hall:
+        peer = await hall.connect()
+        assert (await peer.event("welcome"))["maxFrameBytes"] == 1000
+        head, tail = '{"id":1,"op":"ping","x":"', '"}'
+        whole = head + "x" * (1000 - len(head) - len(tail)) + tail
+        await peer.say(whole)
+        assert (await peer.event("pong"))["id"] == 1
+        await peer.say(whole + " ")
+        await peer.ended.wait()
+        assert peer.closed is not None
+        assert peer.closed[0] == 1009
+        other = await hall.peer()
+        await other.raw(frame(1, whole.encode(), fin=False) + frame(0, b" "))
+        await other.ended.wait()
+        assert other.closed is not None
+        assert other.closed[0] == 1009
 
 
 @pytest.mark.parametrize("text", ["", "[]", '"x"', "7", "null", "{", '{"op":', "{}x", "\ufeff{}", "[" * 100_000])

@@ -92,7 +92,7 @@ async def test_what_follows_a_bad_frame_is_ignored(watched: House) -> None:
 
 async def test_fragments_without_end(watched: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty fragments never make a message too long, but they are not taken for ever."""
-    monkeypatch.setattr(arriving, "UNFINISHED_BYTES", 100_000)
+    monkeypatch.setattr(arriving, "UNFINISHED_FRAMES", 100_000 / limits.WS_FRAME_BYTES)
     peer = await watched.peer()
     await peer.raw(frame(TEXT, b"", fin=False) + frame(CONTINUATION, b"", fin=False) * 50_000)
     closed = await gone(peer)
@@ -102,7 +102,7 @@ async def test_fragments_without_end(watched: House, monkeypatch: pytest.MonkeyP
 
 async def test_much_is_no_flood(watched: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any amount of whole messages may come."""
-    monkeypatch.setattr(arriving, "UNFINISHED_BYTES", 200_000)
+    monkeypatch.setattr(arriving, "UNFINISHED_FRAMES", 200_000 / limits.WS_FRAME_BYTES)
     peer = await watched.peer()
     for _ in range(10):
         await peer.raw(frame(TEXT, b'{"op":"push","items":[],"x":"' + b"x" * 10_000 + b'"}') * 10)

@@ -13,7 +13,6 @@ from wsproto.events import Ping
 
 from queen_actors import limits
 from queen_actors.config import Settings
-from queen_actors.serve import arriving
 from queen_actors.serve.outbox import CHUNK_BYTES, Outbox
 from queen_actors.wire.socket import close_frame, text_frames
 
@@ -133,17 +132,27 @@ async def test_a_parked_pop_is_withdrawn_when_the_outbox_is_full(hall: House) ->
     assert (await peer.reply("parked"))["body"]["messages"][0]["data"] == 2
 
 
-async def test_a_peer_that_pings_and_never_reads(hall: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_may_wait_for_a_peer_is_set() -> None:
+    """QUEEN_ACTORS_WS_PEER_BYTES: past it nothing more is claimed for the peer."""
+    async with house(Settings(data=None, ws_peer_bytes=2_000_000)) as hall:
+        await fill(hall, "q", 10)
+        slow, _ = await narrow_peer(hall, 20_000)
+        await slow.say({"op": "subscribe", "sub": "s", "queue": "q", "credit": 1000, "partitions": 1})
+        await trio.sleep(5)
+        assert 2 <= hall.broker.statistics().leases <= 4
+
+
+async def test_a_peer_that_pings_and_never_reads() -> None:
     """Pongs wait like everything else: the reader stops before they are without bound, and the peer is dropped."""
     gc.collect()
     bound = 200_000
-    monkeypatch.setattr(arriving, "CROWDED_BYTES", bound)
-    peer, _ = await narrow_peer(hall, 0)
-    await peer.raw(peer._ws.send(Ping(payload=b"x" * 125)) * 4000)
-    await trio.sleep(5)
-    assert bound <= max(outbox.size for outbox in _outboxes()) <= bound + CHUNK_BYTES
-    await trio.sleep(limits.WS_WRITE_SECONDS + limits.WS_LINGER_SECONDS)
-    assert peer.ended.is_set()
+    async with house(Settings(data=None, ws_peer_bytes=bound // 2)) as hall:
+        peer, _ = await narrow_peer(hall, 0)
+        await peer.raw(peer._ws.send(Ping(payload=b"x" * 125)) * 4000)
+        await trio.sleep(5)
+        assert bound <= max(outbox.size for outbox in _outboxes()) <= bound + CHUNK_BYTES
+        await trio.sleep(limits.WS_WRITE_SECONDS + limits.WS_LINGER_SECONDS)
+        assert peer.ended.is_set()
 
 
 def _outboxes() -> list[Outbox]:
