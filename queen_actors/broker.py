@@ -342,6 +342,9 @@ class Broker:
         """Call `look`, which must not raise, each time that more is `settled`, for as long as it returns True."""
         self._core.log.look(look)
 
+    def unlook(self, look: Callable[[], bool]) -> None:
+        self._core.log.unlook(look)
+
     def reached(self, reloads: int) -> int:
         """The position up to which the log is durable, of those that were given out after so many reloads."""
         return self._core.log.reached(reloads)

@@ -84,7 +84,9 @@ class Acks:
         self._sessions: dict[str, _Session] = {}
         self._held: dict[_HoldKey, _Hold] = {}
         self._news: deque[_News] = deque()
-        self._owed: dict[str, None] = {}
+        self._owed: dict[str, Callable[[CursorPut], CursorPut]] = {}
+        self._owing: deque[tuple[int, str, Callable[[CursorPut], CursorPut]]] = deque()
+        """Leases that were given back, as long as that is not durable."""
         self._reason = "settled"
         self._spans: OrderedDict[tuple[int, str, str], dict[str, int]] = OrderedDict()
         core.log.on_commit.append(self._tell)
@@ -284,18 +286,18 @@ class Acks:
     def _owe(self, lease_id: str, rule: Callable[[CursorPut], CursorPut] = rules.released) -> None:
         """Give back now, or, when the disk is full, as soon as there is room."""
         try:
-            self._give_back(self._cursors(lease_id), rule)
+            if self._give_back(self._cursors(lease_id), rule):
+                self._owing.append((self._core.log.position, lease_id, rule))
         except StorageFull:
-            self._owed[lease_id] = None
+            self._owed[lease_id] = rule
         except QueenError:
             return  # the broker stops: the next start gives back what its sessions held
 
     def settle_debts(self) -> None:
         """There is room on the disk again: give back what is owed."""
-        owed = list(self._owed)
-        self._owed.clear()
-        for lease_id in owed:
-            self._owe(lease_id)
+        owed, self._owed = self._owed, {}
+        for lease_id, rule in owed.items():
+            self._owe(lease_id, rule)
 
     # -- leases that live with a connection ------------------------------------------------------------------------
 
@@ -398,6 +400,8 @@ class Acks:
 
     def _tell(self, committed: int) -> None:
         """Tell the sessions what is durable by now, in the order in which it happened."""
+        while self._owing and self._owing[0][0] <= committed:
+            self._owing.popleft()
         news = self._news
         while news and news[0].position <= committed:
             first = news.popleft()
@@ -424,3 +428,10 @@ class Acks:
             hold.expires = cursor.lease_expires
             self._held[key] = hold
             session.holds.add(key)
+        self._owed.update({lease_id: rule for _, lease_id, rule in self._owing})
+        self._owing.clear()
+        if self._core.log.full:  # what ended these may have been refused, when their connection was gone already
+            alive = {hold.lease_id for hold in self._held.values()}
+            for cursor in self._core.directory.forget_sessions():
+                if cursor.lease_id not in alive:
+                    self._owed.setdefault(cursor.lease_id, rules.released)

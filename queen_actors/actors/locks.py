@@ -91,7 +91,8 @@ class Locks:
         """As an `acquire` of `call`, but it stands in line for up to `wait` microseconds. The lifetime starts at the
         grant. With `session` the permit lives with the caller's `Permits`. Whoever is cancelled holds nothing.
 
-        Raises Overloaded when too many wait for this lock.
+        Raises Overloaded when too many wait for this lock, and Unavailable when the wait has to end early although the
+        lock is free (the broker stops, and its disk has been full).
         """
         core = self._core
         await core.turn([("lock", op.name)])
@@ -126,8 +127,12 @@ class Locks:
             return waiter.result
         await core.turn([("lock", op.name)])
         if self._is_over(waiter):  # the caller is going: whoever is next shall have it
-            holders = core.directory.lock(op.name).holders(core.clock.now())
-            return LockResult("acquire", op.name, False, reason="held", holders=holders)
+            state, version = core.directory.lock(op.name), core.directory.counters.version
+            verdict = rules.decide(op, state, core.clock.now(), version, core.ids.choose).result
+            if not verdict.ok:
+                return verdict
+            await core.log.durable()
+            raise Unavailable("the wait ends early, and nobody holds the lock; send the call again", code="retry")
         return self._step([op], waiter.permits, session=waiter.session)[0]
 
     def _is_over(self, waiter: _Waiter) -> bool:
@@ -347,7 +352,7 @@ class Locks:
         """The directory was read again from the log: permits that were not written never were, and what was not durable
         took none away."""
         now = self._core.clock.now()
-        for end in self._ends:
+        for end in reversed(self._ends):  # of several ends of a key the first one's permit is back
             if end.permits.back(end.permit):
                 self._holders.setdefault(end.permit.key, {})[end.permits] = None
         self._ends.clear()
@@ -355,9 +360,9 @@ class Locks:
             name, _, slot = key.rpartition("#")
             row = self._core.directory.lock(name).live(int(slot), now)
             for permits in list(self._holders[key]):
-                if row is None:
-                    self.forget(permits, key)
-                    over = permits.over(key, now)
+                if row is None or permits.granted(key) > self._core.directory.counters.version:
+                    self.forget(permits, key)  # over; or its grant was refused, and the row is another's
+                    over = row is None and permits.over(key, now)
                     permits.gone(permits.leave(key), "expired" if over else None)
                 else:
                     permits.renewed(key, row.version, row.expires_at)
@@ -366,4 +371,4 @@ class Locks:
 
 
 def _permit(op: Acquire, result: LockResult, session: bool) -> Permit:
-    return Permit(op.name, result.slot, result.token, op.ttl, result.expires_at, session)
+    return Permit(op.name, result.slot, result.token, op.ttl, result.expires_at, session, result.token)

@@ -87,7 +87,7 @@ class Log:
         self._ends: list[int] = []
         """How far the log was durable at each refusal."""
         self._closing = False
-        self._lookers: list[Callable[[], bool]] = []
+        self._lookers: dict[Callable[[], bool], None] = {}
         self.on_commit: list[Callable[[int], None]] = []
         """Told, with the position, each time that more is durable, before anybody's reply leaves."""
 
@@ -189,7 +189,11 @@ class Log:
     def look(self, look: Callable[[], bool]) -> None:
         """Call `look` each time that more is durable, or known never to be, for as long as it returns True: what is
         deferred can be told at once, without the turn of the event loop that waking a task takes. It must not raise."""
-        self._lookers.append(look)
+        self._lookers[look] = None
+
+    def unlook(self, look: Callable[[], bool]) -> None:
+        """Whoever looked is gone."""
+        self._lookers.pop(look, None)
 
     def reached(self, reloads: int) -> int:
         """Up to where those positions are durable that were given out after so many reloads."""
@@ -253,8 +257,8 @@ class Log:
         self._drop(failure)
 
     def _let_look(self) -> None:
-        lookers, self._lookers = self._lookers, []
-        self._lookers += [look for look in lookers if look()]
+        lookers, self._lookers = self._lookers, {}
+        self._lookers |= {look: None for look in lookers if look()}
 
     def _take(self) -> tuple[list[Entry], int]:
         group: list[Entry] = []

@@ -24,6 +24,8 @@ class Permit(Struct):
     ttl: int
     expires_at: int | None
     session: bool
+    granted: int = 0
+    """The token of its grant, which renewals leave as it is."""
 
     @property
     def key(self) -> str:
@@ -61,6 +63,7 @@ class Permits:
         known = self._held.get(permit.key)
         if known is not None and known.token == permit.token:
             permit.session |= known.session
+            permit.granted = known.granted
         self._held[permit.key] = permit
 
     def renewed(self, key: str, token: int, expires_at: int | None) -> None:
@@ -73,10 +76,9 @@ class Permits:
         return permit
 
     def back(self, permit: Permit) -> bool:
-        """What made it leave did not happen. False when nobody is there any more who could have it, or it was granted
-        here again."""
+        """What made it leave did not happen. False when nobody is there any more who could have it."""
         self._leaving.remove(permit)
-        if self._lost is None or permit.key in self._held:
+        if self._lost is None:
             return False
         self._held[permit.key] = permit
         return True
@@ -91,6 +93,10 @@ class Permits:
         """Is the lifetime over of what it holds under this key?"""
         expires_at = self._held[key].expires_at
         return expires_at is not None and expires_at <= now
+
+    def granted(self, key: str) -> int:
+        """The token with which it was granted what it holds under this key."""
+        return self._held[key].granted
 
     def holds(self, permit: Permit) -> bool:
         known = self._held.get(permit.key)
@@ -125,7 +131,7 @@ class Permits:
         """The connection is gone: nothing is told any more, and what lived with it is given back."""
         self.stop()
         self._lost = None
-        bound = [permit for permit in self._held.values() if permit.session]
+        bound = [permit for permit in (*self._held.values(), *self._leaving) if permit.session]
         for key in self._held:
             self._locks.forget(self, key)
         self._held.clear()

@@ -235,7 +235,7 @@ class Tail:
             found, moves = await self._gather(wanted, count)
             kept = Kept(wanted, count, tuple(found) if shared else found, moves)
             if shared and found and losses == self._tails.losses:
-                self._tails.keep(kept)  # whoever takes it waits as well until it is durable
+                self._tails.keep(self.terms.queue, kept)  # whoever takes it waits as well until it is durable
         await self._core.log.durable()
         if self._core.log.reloads != reloads:
             return []
@@ -362,8 +362,11 @@ class Tails:
         known = self._kept.get((*wanted[0], count)) if wanted else None
         return known if known is not None and known.wanted == wanted else None
 
-    def keep(self, kept: Kept) -> None:
-        """Something was found, and nothing has gone since."""
+    def keep(self, queue: str, kept: Kept) -> None:
+        """Something was found, and nothing has gone since. Not when nobody else reads the queue by now: what goes then
+        is not noticed."""
+        if not self.shared(queue):
+            return
         self._kept[(*kept.wanted[0], kept.count)] = kept
         while len(self._kept) > KEPT:
             self._kept.popitem(last=False)

@@ -126,7 +126,8 @@ class Arriving(trio.abc.Stream):
             await trio.lowlevel.checkpoint()
             return b""
         data = await self._next()
-        self.unfinished += len(data)
+        if self._reader is None or not self._reader.direct:  # else it is a control frame, whole and soon forgotten
+            self.unfinished += len(data)
         if self.unfinished > UNFINISHED_FRAMES * self._frame_bytes:
             self._outbox.finish(close_frame(1009, "no whole message among so many bytes"))
             data = b""
@@ -259,6 +260,8 @@ class Arriving(trio.abc.Stream):
 
     def _count(self) -> None:
         """Tell the server what this connection holds."""
+        if self._gone:
+            return
         begun = 0 if self._reader is None else self._reader.begun
         held = self.unfinished + begun + sum(map(len, self._texts))
         self._incoming.held += held - self._held

@@ -170,6 +170,11 @@ class Link:
         self._abandoned = True
         self.outbox.finish(drop=True)
 
+    @property
+    def ended(self) -> bool:
+        """Nothing more comes from the peer: it has said so, and cannot be asked."""
+        return self._arriving.ended.is_set()
+
     async def ping(self) -> bool:
         """Ping, and return True when the pong is there; False when the connection is closing."""
         assert self._connection is not None

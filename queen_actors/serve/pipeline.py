@@ -154,9 +154,17 @@ class Pipeline:
 
     async def run(self) -> None:
         """Revoke replies whose time is over, for ever; what comes in time is told by what ends the group commit."""
+        try:
+            await self._revoke_late()
+        finally:
+            self._broker.unlook(self._look)
+
+    async def _revoke_late(self) -> None:
         while True:
-            while not self._waiting:
+            while not self._waiting and self._fault is None:
                 await self._begun.park()
+            if self._fault is not None:
+                raise self._fault
             with trio.move_on_at(self._waiting[0].due):
                 await self._failed.wait()
             if self._fault is not None:
@@ -199,7 +207,7 @@ class Pipeline:
             self._broker.settled(position, reloads)
         except QueenError as failure:
             again = reloads != self._broker.reloads
-            self._revoke(failure, self._take(lambda decided: not again or decided.reloads == reloads))
+            self._revoke(failure, self._take(lambda d: (not again or d.reloads == reloads) and d.number < before))
             return True
         return False
 

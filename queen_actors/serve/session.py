@@ -140,6 +140,9 @@ class Session:
         """Take requests until the peer is gone, or says something that ends the connection."""
         holding.set(self._holding.permits)
         while True:
+            self._taken += 1
+            if self._taken % ROUND == 0:
+                await trio.lowlevel.checkpoint()
             text = self._link.take()
             if text is None:
                 try:
@@ -158,8 +161,12 @@ class Session:
                 self._link.close(wire.BAD_FRAME, f"a frame is one JSON object: {wrong}")
                 return
             except wire.BadFrame as wrong:
+                if self._link.outbox.crowded:
+                    await self._place(0)
                 self._say(wrong.id, None, error_reply(wrong))
                 continue
+            if self._link.outbox.crowded:
+                await self._place(0)
             await self._begin(requests, frame)
 
     async def _begin(self, requests: trio.Nursery, frame: Frame) -> None:
@@ -205,9 +212,6 @@ class Session:
         except trio.Cancelled:  # the reader's time is over, and not that of what has been received
             requests.start_soon(self._answer, frame, work, trio.Event(), self._pipeline.turn())
             raise
-        self._taken += 1
-        if self._taken % ROUND == 0:
-            await trio.lowlevel.checkpoint()
 
     def _tell(self, found: Sequence[Decided]) -> None:
         """Replies of the pipeline that may leave."""
@@ -250,7 +254,7 @@ class Session:
     @property
     def _judged(self) -> bool:
         """Has the reader run since the last ping, so that the pong would have been seen?"""
-        return self._read_freely and self._paused_since == inf
+        return self._read_freely and self._paused_since == inf and not self._link.outbox.crowded
 
     def _is_full(self, size: int) -> bool:
         count, total = self._under_way, self._under_way_bytes + self._pipeline.size + size
@@ -356,10 +360,10 @@ class Session:
         self._link.close(code, reason, drop=drop)
         self._end_soon()
 
-    def _end_soon(self) -> None:
+    def _end_soon(self, seconds: float = limits.WS_LAST_WORDS_SECONDS) -> None:
         self._gate.close()
         self._holding.stop()
-        self._reading.deadline = min(self._reading.deadline, trio.current_time() + limits.WS_LAST_WORDS_SECONDS)
+        self._reading.deadline = min(self._reading.deadline, trio.current_time() + seconds)
 
     async def _heartbeat(self) -> None:
         """Ping, and drop a peer that does not answer within another interval; who answers keeps its leases."""
@@ -371,14 +375,14 @@ class Session:
             if answered or not self._judged:
                 await self._feeds.keep_alive()
                 await self._holding.keep_alive()
-            elif not self._link.outbox.finished:
+            elif not self._link.outbox.finished and not self._link.ended:
                 self._link.abandon()
                 self._end_soon()
 
     async def _answered(self, seconds: float) -> bool:
         """Whether the peer answers a ping. While it has not answered for so long that leases run out, it gets nothing
         more: what it cannot keep would come back to it, and again, until its delivery limit."""
-        self._read_freely = self._paused_since == inf
+        self._read_freely = self._paused_since == inf and not self._link.outbox.crowded
         began = trio.current_time()
         with trio.move_on_at(began + seconds):
             async with trio.open_nursery() as nursery:
@@ -397,8 +401,8 @@ class Session:
     async def _watch_writes(self) -> None:
         if await self._link.outbox.stalled():
             self._stop(wire.TOO_SLOW, "too slow", drop=True)
-        else:
-            self._end_soon()
+        else:  # the peer is gone: what it had sent is read to its end, which comes by itself
+            self._end_soon(limits.WS_WRITE_SECONDS)
 
     async def _watch_shutdown(self) -> None:
         """Nothing new is claimed; what is in flight is answered; then the close, all within the grace period."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import duckdb
@@ -19,7 +19,7 @@ from queen_actors.ports import Recovered, Recovery, SealedRun, StoreStatistics
 from .directory import DataDirectory, unusable
 from .fileops import FileOps
 from .log import Log
-from .upkeep import Evict
+from .upkeep import Evict, Rolled
 from .worker import Worker
 
 _log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class DurableStore:
             opened.due.set()
         if opened.dirty_since is None:
             opened.dirty_since = trio.current_time()
-        if (len(opened.upkeep.rolled) - 2) * self._roll_bytes > limits.UNSEALED_BYTES:
+        if _bytes(opened.upkeep.rolled, 2) > limits.UNSEALED_BYTES:
             with trio.CancelScope(shield=True):  # short; the group is durable and told
                 await trio.sleep(BRAKE_SECONDS)
 
@@ -236,7 +236,7 @@ class DurableStore:
         return StoreStatistics(
             position=opened.writer.position,
             groups=opened.groups,
-            journal_bytes=opened.writer.end + sum(rolled.bytes for rolled in upkeep.rolled),
+            journal_bytes=opened.writer.end + _bytes(upkeep.rolled),
             segments=len(files),
             segment_bytes=sum(upkeep.sizes[file.path] for file in files),
             snapshots=1 if upkeep.snapshot else 0,
@@ -256,3 +256,8 @@ class DurableStore:
         if self._failure is not None or self._open is None:
             raise StorageFailed(self._failure or "The store is not open.")
         return self._open
+
+
+def _bytes(rolled: Iterable[Rolled], behind: int = 0) -> int:
+    """What rolled journals take, but for the first ones. The committing thread may append one meanwhile."""
+    return sum([one.bytes for one in tuple(rolled)[behind:]])

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 import trio
-from broker_kit import SECOND, ack, pop, push, started, txns
+from broker_kit import SECOND, ack, configure, pop, push, started, txns
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from queen_actors.broker import Broker
@@ -154,6 +154,24 @@ async def test_a_cancelled_pop_leaves_no_lease(autojump_clock: MockClock, seed: 
                     await ack(broker, reply)
                 nursery.cancel_scope.cancel()
             assert broker._core.directory.leases == {}
+
+
+async def test_a_withdrawal_that_is_refused_is_made_up_for(autojump_clock: MockClock) -> None:
+    """A pop is cancelled while its claim is being written, and its withdrawal is refused: the message is there again as
+    soon as there is room, at the attempt that it had."""
+    faults = Faults()
+    store = MemoryStore(retain=True, faults=faults)
+    async with started(store) as broker:
+        await configure(broker, lease_seconds=300)
+        await push(broker, "m")
+        faults.latency = 2.0
+        with trio.move_on_after(0.5):
+            await pop(broker)
+        faults.full = True
+        await trio.sleep(3)
+        faults.full, faults.latency = False, 0.0
+        reply = await pop(broker, wait=5)
+        assert [claim.attempt for claim in reply.claims] == [1]
 
 
 async def test_an_acquire_that_is_cancelled_as_it_is_granted_holds_nothing(autojump_clock: MockClock) -> None:

@@ -469,6 +469,30 @@ async def test_commits_slow_down_when_sealing_is_far_behind(
     await store.close()
 
 
+async def test_short_journals_do_not_slow_commits_down(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What counts is the bytes that wait to be sealed, not how many journals they lie in."""
+    monkeypatch.setattr(durable, "BRAKE_SECONDS", 3600.0)
+    store = DurableStore(str(tmp_path), roll_seconds=0.01)
+    await store.open(Model())
+    assert store._open is not None
+
+    async def no_room(evict: object) -> None:
+        raise OSError(errno.ENOSPC, "no room for a segment")
+
+    monkeypatch.setattr(store._open.upkeep, "seal", no_room)
+    monkeypatch.setattr(durable, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(durable, "RETRY_SECONDS_MAX", 0.01)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.maintain, lambda runs: None)
+        number = 0
+        while len(store._open.upkeep.rolled) < 14:  # eleven of 64 MiB would be too much
+            number += 1
+            await store.commit([entry(number, kv("k", number))])
+            await trio.sleep(0.02)
+        nursery.cancel_scope.cancel()
+    await store.close()
+
+
 async def test_a_disk_that_is_full_for_the_note_of_a_roll(tmp_path: pathlib.Path) -> None:
     """There is room for a new journal's page and for nothing more, not even for what is overwritten, as file systems
     have it that never write in place: the roll holds, what comes is refused cleanly, and a start works too."""

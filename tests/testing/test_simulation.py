@@ -34,6 +34,16 @@ def test_a_seed_keeps_every_promise(first: int) -> None:
     assert sum(report.starts for report in reports) > 1.5 * CHUNK
 
 
+FOUND = {2468: "a line that ends early says who holds the lock, and not that somebody does when nobody is there"}
+"""Seeds that broke a promise once, and what was mended."""
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_a_seed_that_found_a_fault_finds_none(seed: int) -> None:
+    """What was mended stays mended."""
+    assert simulate(seed).events > 40
+
+
 _DIGESTS = """
 import sys
 from queen_actors.testing.sim import quiet, simulate
