@@ -83,7 +83,12 @@ class _Writer:
         self._serial = 0
 
     async def one(self, api: Api) -> None:
-        """A push of a few messages, a key, sometimes a lock, a timer, a lease and its ack."""
+        """All `steps` of a turn."""
+        async for _ in self.steps(api):
+            pass
+
+    async def steps(self, api: Api) -> AsyncGenerator[None]:
+        """A push of a few messages, a key, sometimes a lock, a timer, a lease and its ack: a commit each."""
         self._serial += 1
         number = self._serial
         items = [
@@ -92,19 +97,24 @@ class _Writer:
         ]
         keys = [{"op": "put", "ns": "n", "key": f"k{number % 7}", "value": {"n": number}, "forever": True}]
         await _ask(api, "/api/v1/transaction", {"operations": [{"type": "push", "items": items}], "kv": keys})
+        yield
         if number % 3 == 0:
             acquire = {"op": "acquire", "name": f"l{number % 2}", "ttlSeconds": 86_000, "owner": "o"}
             await _ask(api, "/api/v1/locks", {"operations": [acquire]})
+            yield
             timer = {"op": "schedule", "queue": "later", "timerKey": f"k{number}", "delayMs": 80_000_000}
             await _ask(api, "/api/v1/timers", {"operations": [{**timer, "txn": f"t{number}", "payload": "MQ=="}]})
+            yield
         if number % 5 == 0:
             query = b"batch=2&consumerGroup=g&subscriptionMode=all"
             reply = await api.handle(Request("GET", b"/api/v1/pop/queue/q", query, {}, b""))
+            yield
             acks = [
                 {name: message[name] for name in ("transactionId", "partitionId", "leaseId")} | {"status": "completed"}
                 for message in msgspec.json.decode(reply.body)["messages"]
             ]
             await _ask(api, "/api/v1/ack/batch", {"acknowledgments": acks, "consumerGroup": "g"})
+            yield
 
 
 class _Unsealing(DurableStore):
@@ -128,8 +138,8 @@ async def directories(place: Path) -> list[Directory]:
                 assert store._open is not None
                 await store._open.upkeep.take_snapshot()
         for _ in range(8):
-            await writer.one(api)
-            states.append(await contents(broker, api))
+            async for _ in writer.steps(api):
+                states.append(await contents(broker, api))
         shutil.copytree(closed, killed, ignore=shutil.ignore_patterns("spill"))
     shutil.copytree(closed, unsealed, ignore=shutil.ignore_patterns("spill"))
     for _ in range(3):
