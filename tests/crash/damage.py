@@ -137,9 +137,9 @@ async def directories(place: Path) -> list[Directory]:
             if part == SEALED_PARTS // 2:
                 assert store._open is not None
                 await store._open.upkeep.take_snapshot()
+        states.append(await contents(broker, api))  # nothing of the newest journal may be left
         for _ in range(8):
-            async for _ in writer.steps(api):
-                states.append(await contents(broker, api))
+            states += [await contents(broker, api) async for _ in writer.steps(api)]
         shutil.copytree(closed, killed, ignore=shutil.ignore_patterns("spill"))
     shutil.copytree(closed, unsealed, ignore=shutil.ignore_patterns("spill"))
     for _ in range(3):
