@@ -212,15 +212,15 @@ TABLE: tuple[Step, ...] = (
             "--seeds", "0..1999",
         ),
         planted,
-        _amounts((12, 40), (len(MUTANTS), 900), (len(MUTANTS), 3_600)),
+        _amounts((12, 60), (len(MUTANTS), 900), (len(MUTANTS), 3_600)),
     ),
     Step(
         "K: kill -9", "I1-I12 I14 I20", "deaths", 5, _crash("kills"), campaign,
-        _amounts((20, 50), (300, 1_300), (1_000, 7_200)), waits=True,
+        _amounts((20, 95), (300, 1_300), (1_000, 7_200)), waits=True,
     ),
     Step(
         "P: power cuts", "I1 I2 I5-I8 I10-I14", "cuts", 5, _crash("power"), campaign,
-        _amounts((20, 45), (200, 1_300), (500, 7_200)), waits=True,
+        _amounts((20, 90), (200, 1_300), (500, 7_200)), waits=True,
     ),
     Step(
         "T: wall-clock jumps", "I3 I4 I10 I19", "jumps", 10, _crash("clock"), campaign,
