@@ -61,7 +61,7 @@ from .domain.subscription import TailTerms
 from .domain.timers import TimerOp, TimerPage, TimerResult
 from .domain.transaction import Transaction, TransactionReply
 from .domain.watch import WatchTerms
-from .errors import QueenError, StorageFailed, Unavailable
+from .errors import QueenError, StorageFailed
 from .ports import Clock, Ids, Recovered, Store, StoreStatistics
 
 _Observer = Callable[[Effect], None]
@@ -451,10 +451,8 @@ class Broker:
     async def close(self) -> None:
         """Commit what is pending; nothing is taken in after that. The store is let go of when `run` has ended."""
         self.drain()
-        self._core.log.close()
         with suppress(QueenError):  # the callers have been told; what was committed stays
-            await self._core.log.durable()
-        self._core.log.fail(Unavailable("the broker is closed", code="closed"))
+            await self._core.log.close()
 
 
 def _produced(item: PushItem, producer: str) -> PushItem:
@@ -468,17 +466,20 @@ async def running(
     """A broker on `store` for as long as the block lasts.
 
     The block's own exception comes out bare. A failure of the broker (its storage) cancels the block and is raised
-    instead. Leaving commits what is pending, within `settings.shutdown_seconds`.
+    instead. Leaving, also by cancellation, commits what is pending, within `settings.shutdown_seconds`.
     """
     settings = settings or Settings()
     broker = Broker(store, settings, clock or TrioClock(), ids or RandomIds())
     mine: Exception | None = None
     failure: Exception | None = None
 
+    works = trio.CancelScope(shield=True)  # whoever is cancelled may have something to give back: the log goes on
+
     async def work(scope: trio.CancelScope) -> None:
         nonlocal failure
         try:
-            await broker.run()
+            with works:
+                await broker.run()
         except Exception as error:  # whatever it is, the broker is over, and this is why
             failure = error
             scope.cancel()
@@ -494,6 +495,7 @@ async def running(
             finally:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + settings.shutdown_seconds):
                     await broker.close()
+                works.cancel()
                 nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         if failure is None:

@@ -87,6 +87,8 @@ class Log:
         self._ends: list[int] = []
         """How far the log was durable at each refusal."""
         self._closing = False
+        self._closed: QueenError | None = None
+        """Nothing is taken in any more, and this is why; what was taken in is on its way still."""
         self._lookers: dict[Callable[[], bool], None] = {}
         self.on_commit: list[Callable[[int], None]] = []
         """Told, with the position, each time that more is durable, before anybody's reply leaves."""
@@ -116,10 +118,11 @@ class Log:
             raise Unavailable("the state is being read again from the log; send the call again", code="retry")
 
     def admit(self, *, urgent: bool = False) -> None:
-        """May a step be appended now? Raises StorageFull, StorageFailed or, unless it is `urgent` (the broker's own,
-        which frees rather than adds), Overloaded."""
-        if self._failure is not None:
-            raise copy(self._failure)
+        """May a step be appended now? Raises StorageFull, StorageFailed, Unavailable when the log is closed or, unless
+        it is `urgent` (the broker's own, which frees rather than adds), Overloaded."""
+        refusal = self._failure or self._closed
+        if refusal is not None:
+            raise copy(refusal)
         if self.full:
             raise StorageFull("the disk is full: the write was refused; make room, the broker resumes by itself")
         if self._backlog > limits.LOG_BACKLOG_BYTES and not urgent:
@@ -139,9 +142,7 @@ class Log:
         self.position += 1
         self._pending.append((entry, size))
         self._backlog += size
-        if self._idle is not None:
-            reschedule(self._idle)
-            self._idle = None
+        self._rouse()
         return self.position
 
     async def durable(self, position: int | None = None) -> None:
@@ -206,7 +207,7 @@ class Log:
         """
         while True:
             if not self._pending:
-                if self._closing:
+                if self._closed is not None:
                     return
                 await self._park()
                 continue
@@ -243,12 +244,23 @@ class Log:
                 continue
             self.full = False
 
-    def close(self) -> None:
-        """Let `run` and `probe` end when what is pending is committed."""
+    async def close(self) -> None:
+        """Commit what is pending, and what comes of that: a caller who is gone by then gives back what it claimed.
+        Nothing is taken in after that, so that nothing is decided that the log does not have; `run` and `probe` end.
+
+        Raises what `durable` raises; whoever waits still, or comes later, is told that the broker is closed.
+        """
+        closed = Unavailable("the broker is closed", code="closed")
         self._closing = True
-        if self._idle is not None:
-            reschedule(self._idle)
-            self._idle = None
+        try:
+            await self.durable()
+            await checkpoint()
+            self._closed = closed
+            await self.durable()
+        finally:
+            self._closed = closed
+            self.fail(closed)
+            self._rouse()
 
     def fail(self, failure: QueenError) -> None:
         """Nothing more is known to become durable: everybody who waits learns it, and so does whoever comes."""
@@ -298,6 +310,11 @@ class Log:
         for _, task in self._waiting:
             reschedule(task, outcome.Error(copy(error)))
         self._waiting.clear()
+
+    def _rouse(self) -> None:
+        if self._idle is not None:
+            reschedule(self._idle)
+            self._idle = None
 
     async def _park(self) -> None:
         def abort(_: RaiseCancelT) -> Abort:

@@ -27,7 +27,7 @@ from queen_actors.storage.memory import Faults, MemoryStore
 
 from .faces import Broken
 from .links import MemoryListener
-from .state import given_back, state_of
+from .state import given_back, is_whole, state_of
 
 SECOND = 1_000_000
 WALL = 1_700_000_000 * SECOND
@@ -188,7 +188,7 @@ class Lives:
                 self.told("stop")
                 self._withdraw()
                 shutdown.set()
-        self._before = state_of(broker)
+        self._before = state_of(broker) if is_whole(broker) else None
 
     def _withdraw(self) -> None:
         """No new call finds this broker."""

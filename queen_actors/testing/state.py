@@ -35,6 +35,11 @@ def state_of(broker: Broker) -> dict[str, Any]:
     }
 
 
+def is_whole(broker: Broker) -> bool:
+    """Is the state that of the log? From a refusal by the disk until it was read again, it is not."""
+    return not broker._core.log.reloading  # pyright: ignore[reportPrivateUsage]
+
+
 def given_back(state: dict[str, Any]) -> dict[str, Any]:
     """The state as the next start makes it: leases that lived with connections of this one are given back."""
     gone = set[str]()

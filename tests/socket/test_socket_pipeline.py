@@ -158,7 +158,7 @@ async def test_a_position_that_was_given_out_twice_is_not_taken_for_the_first_on
     assert log.settled(1, log.reloads)
     with pytest.raises(StorageFull):
         log.settled(later.position, later.reloads)
-    log.close()
+    await log.close()
 
 
 class _Nothing:

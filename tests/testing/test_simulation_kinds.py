@@ -18,27 +18,48 @@ from queen_actors.testing.sim import CLIENTS, GROUPS, READER, Plan, Simulation
 Change = Callable[[list[Event]], None]
 OTHERS = (("producer0", "direct"), ("keeper0", "direct"), ("refresher0", "direct"))
 WIRED = (("streamer0", "http"), ("ephemeral0", "http"))
+JUDGED = {
+    *("tail.read", "aged.gap", "aged.read", "watch.told", "lock.told", "lives.end", "mortal.end"),
+    *("dead.replay", "dead.end", "last.pop", "forgot.pop", "seek.pop", "stream.cycle", "short.pop"),
+}
+"""Every kind has something to be judged by."""
 
 
 @pytest.fixture(scope="module")
 def lived() -> History:
-    """A good history to spoil, with clients of every kind."""
+    """A good history to spoil, with clients of every kind: the first in which everything happened that is judged."""
     people = tuple(
         (f"{kind}{number}", one.ways[-1]) for kind, one in KINDS.items() for number in range(max(one.least, 2))
     )
     trouble = Trouble(9, 0.05, 0.0, 5, 1, ("full", "passivate", "pause"), ("crash",))
-    simulation = Simulation(14, plan=Plan(18, (*people, *OTHERS, *WIRED), trouble))
-    run(14, simulation.main)
-    return simulation.history
+    for seed in range(14, 44):
+        simulation = Simulation(seed, plan=Plan(18, (*people, *OTHERS, *WIRED), trouble))
+        run(seed, simulation.main)
+        if rich(simulation.history):
+            return simulation.history
+    raise LookupError("no such history")
 
 
-def spoiled(history: History, change: Change) -> None:
+def rich(history: History) -> bool:
+    try:
+        for change in SPOILERS:
+            change(copied(history))
+    except StopIteration:
+        return False
+    return {event.op for event in history.events if event.ok and event.found is not None} >= JUDGED
+
+
+def copied(history: History) -> list[Event]:
     events = [copy(event) for event in history.events]
     for event in events:
         event.asked = dict(event.asked)
-    change(events)
+    return events
+
+
+def spoiled(history: History, change: Change) -> None:
     changed = History()
-    changed.events = events
+    changed.events = copied(history)
+    change(changed.events)
     Audit(changed, GROUPS, READER).judge()
 
 
@@ -178,11 +199,8 @@ def test_the_auditor_sees_a_broken_promise(lived: History, spoil: Change) -> Non
 
 
 def test_a_good_history_stays_good(lived: History) -> None:
-    """The positive control of the above; and every kind has something to be judged by."""
+    """The positive control of the above."""
     spoiled(lived, lambda events: None)
-    ops = {event.op for event in lived.events if event.ok and event.found is not None}
-    assert {"tail.read", "aged.gap", "aged.read", "watch.told", "lock.told", "lives.end", "mortal.end"} <= ops
-    assert {"dead.replay", "dead.end", "last.pop", "forgot.pop", "seek.pop", "stream.cycle", "short.pop"} <= ops
 
 
 def test_which_seeds_have_these_kinds() -> None:
