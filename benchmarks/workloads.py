@@ -149,7 +149,7 @@ async def step(face: Face, seconds: float, *, callers: int) -> dict[str, Any]:
     """W8: take a message; then, in one transaction, ack it, change a key conditionally and push another message."""
     async with face.clients(callers) as everyone:
         # More than the steps that the time allows, spread so that each caller finds a partition that is not leased
-        for first in range(0, 60_000, 1000):
+        for first in range(0, max(60_000, int(20_000 * seconds)), 1000):
             to = [f"p{number % (2 * callers)}" for number in range(first, first + 1000)]
             await everyone[0].push("in", to, PAYLOAD)
 

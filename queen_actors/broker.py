@@ -148,6 +148,14 @@ class Broker:
         self.counts.popped(reply)
         return reply
 
+    async def pops(self, request: PopRequest, messages: int) -> list[PopReply]:
+        """As many pops of `request.batch` messages as find something at once, `messages` in all at the most, and in
+        one group commit; waits for the first only. A cancelled caller holds no lease."""
+        replies = await self._pops.pops(request, messages)
+        for reply in replies:
+            self.counts.popped(reply)
+        return replies
+
     async def ack(self, acks: Sequence[Ack]) -> Sequence[AckOutcome]:
         """Settle messages; one outcome per ack, in order (8)."""
         outcomes = await self._acks.ack(acks)

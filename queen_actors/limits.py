@@ -40,6 +40,8 @@ CALL_DEADLINE_SECONDS = 30.0
 POP_BATCH_DEFAULT, POP_BATCH_MAX = 200, 10_000
 POP_BYTES = 8 * MIB  # payload bytes of one pop: what a client's 30 s can carry
 POP_PARTITIONS_MAX = 64
+POPS_AT_ONCE, POPS_AT_ONCE_BYTES = 64, MIB // 4  # pops of one subscriber decided in one go: a few milliseconds; past
+# the bytes no other follows, so that a peer is sent little more than there is room for
 POP_WAIT_MS_DEFAULT, POP_WAIT_MS_MAX = 30_000, 60_000
 PUSH_ITEMS = 50_000
 ACKS_PER_CALL = 50_000

@@ -98,13 +98,13 @@ class Ephemeral:
                 if over or queue.enough(available, request.batch, waited):
                     return self._take(queue, request, now)
                 if lines is None:
-                    lines = self._enter(request.queue)
+                    lines = self._enter(request.queue, request.group)
                 window = queue.options.window
                 until = first + window / SECOND if available and window else math.inf
                 await self._park(lines, request, min(deadline, until))
         finally:
             if lines is not None:
-                self._leave(request.queue, lines)
+                self._leave(request.queue, request.group, lines)
 
     def ack(self, name: str, group: str, acks: Sequence[EphemeralAck]) -> list[str]:
         """What became of each: acked, redelivered, stale or unknown."""
@@ -294,16 +294,16 @@ class Ephemeral:
 
     # -- parked pops -----------------------------------------------------------------------------------------------
 
-    def _enter(self, name: str) -> Lines[str | None]:
+    def _enter(self, name: str, group: str) -> Lines[str | None]:
         """A pop is going to wait. Raises Overloaded when more do than may."""
         lines = self._lines.get(name)
         if lines is None:
             lines = self._lines[name] = Lines()
-        lines.enter()
+        lines.enter(group)
         return lines
 
-    def _leave(self, name: str, lines: Lines[str | None]) -> None:
-        lines.seats -= 1
+    def _leave(self, name: str, group: str, lines: Lines[str | None]) -> None:
+        lines.exit(group)
         if not lines.seats:
             del self._lines[name]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import trio
 from msgspec import Struct
@@ -14,7 +15,7 @@ from queen_actors.domain.cursor import Claim, PopReply, PopRequest
 from queen_actors.domain.effects import CursorPut, DeadLetterPut, GroupPut, Record
 from queen_actors.domain.partition import PartitionState
 from queen_actors.domain.queue import QueueState, first_wanted, registration
-from queen_actors.errors import StorageFull
+from queen_actors.errors import QueenError, StorageFull
 from queen_actors.values import MILLISECOND, QUEUE_MODE, SECOND
 
 from .acks import Acks
@@ -44,13 +45,15 @@ _Wanted = _Load | _Locate
 
 
 class _Call(Struct):
-    """One pop under way: since when it asks, and until when it may; until when it waits for a fuller batch; what it has
-    had loaded by partition (and whether it has), its place in the line, and whether it owes a wake-up."""
+    """One pop under way: since when it asks, and until when it may; for how many bytes of payload there is room; until
+    when it waits for a fuller batch; what it has had loaded by partition (and whether it has), its place in the line,
+    and whether it owes a wake-up."""
 
     request: PopRequest
     since: int
     began: float
     deadline: float
+    room: int
     held: float | None
     records: dict[int, tuple[int, tuple[Record, ...]]]
     starts: dict[int, int]
@@ -97,8 +100,40 @@ class Pops:
         A pop that waits, and that finds less than it may take, is held until `minPopWaitTime` of the queue after it
         began (of several queues the longest), so that one answer carries more; never beyond its own wait.
         """
+        reply = await self._decided(self._call(request, limits.POP_BYTES))
+        await self._durable([reply])
+        return reply
+
+    async def pops(self, request: PopRequest, messages: int) -> list[PopReply]:
+        """A pop as above, of `request.batch` or what is left of `messages`; then more of them, as long as they find
+        something at once, are not many bytes, and no other caller looks for it. All of them wait for one commit. A
+        caller who is cancelled holds none of their leases."""
+        call = self._call(replace(request, batch=min(request.batch, messages)), limits.POP_BYTES)
+        room = limits.POPS_AT_ONCE_BYTES
+        replies = [await self._decided(call)]
+        with suppress(QueenError):  # what it has got, it has; what was refused it is told when it asks again
+            while (claims := replies[-1].claims) and len(replies) < limits.POPS_AT_ONCE:
+                messages -= sum([len(claim.records) for claim in claims])
+                room -= sum([self._producers.size_of(claim.records) for claim in claims])
+                others = any(self.ready.waiters.seated(claim.queue, request.group) for claim in claims)
+                if others or messages <= 0 or room <= 0:
+                    break
+                call = self._call(replace(request, batch=min(request.batch, messages)), room)
+                found = self._attempt(call)
+                if not isinstance(found, PopReply) or call.held is not None:
+                    break
+                replies.append(found)
+        if len(replies) > 1 and not replies[-1].claims:
+            replies.pop()
+        await self._durable(replies)
+        return replies
+
+    def _call(self, request: PopRequest, room: int) -> _Call:
         began = trio.current_time()
-        call = _Call(request, self._core.clock.now(), began, began + request.wait / SECOND, None, {}, {})
+        return _Call(request, self._core.clock.now(), began, began + request.wait / SECOND, room, None, {}, {})
+
+    async def _decided(self, call: _Call) -> PopReply:
+        """The claims of a pop, which nobody may see before they are durable. No checkpoint behind them."""
         try:
             while True:
                 await self._core.turn()
@@ -112,12 +147,12 @@ class Pops:
                     if self._closing:
                         return replace(found, lease_id="", claims=())
                 elif found.claims or self._over(call.deadline):
-                    return await self._deliver(found)
+                    return found
                 else:
                     await self._park(call, call.deadline)
         except BaseException:
             if call.woken:  # it made no use of its wake-up: let the next one look
-                self._pass_on(request)
+                self._pass_on(call.request)
             raise
         finally:
             if call.waiter is not None:
@@ -126,21 +161,21 @@ class Pops:
     def _over(self, deadline: float) -> bool:
         return self._closing or trio.current_time() >= deadline
 
-    async def _deliver(self, reply: PopReply) -> PopReply:
-        """The claim leaves when it is durable; if the caller is gone by then, it is given back as if never made.
+    async def _durable(self, replies: Sequence[PopReply]) -> None:
+        """Claims leave when they are durable; if the caller is gone by then, they are given back as if never made.
 
         What was committed at its delivery (autoAck) cannot be given back: a caller who is cancelled gets it first.
         """
         try:
-            if reply.lease_id or not reply.claims:
+            if replies[0].lease_id or not replies[0].claims:
                 await self._core.log.durable()
             else:
                 with trio.CancelScope(shield=True):
                     await self._core.log.durable()
         except BaseException:
-            self._acks.withdraw(reply.lease_id)
+            for reply in replies:
+                self._acks.withdraw(reply.lease_id)
             raise
-        return reply
 
     async def _fetch(self, wanted: list[_Wanted], call: _Call) -> None:
         room = limits.POP_BYTES
@@ -200,7 +235,7 @@ class Pops:
         call.held = None
         draft = Draft(core)
         lease_id = "" if request.auto_ack else core.ids.uuid(draft.now)
-        budget = _Budget(request.partitions or 1, request.batch, limits.POP_BYTES)
+        budget = _Budget(request.partitions or 1, request.batch, call.room)
         claims: list[Claim] = []
         wanted: list[_Wanted] = []
         conflating = conflict = False

@@ -184,17 +184,26 @@ _Place = TypeVar("_Place")
 class Lines(Generic[_Place]):
     """Lines by group, and within a group by what is waited for."""
 
-    __slots__ = ("groups", "seats")
+    __slots__ = ("groups", "seated", "seats")
 
     def __init__(self) -> None:
         self.groups: dict[str, dict[_Place, _Line]] = {}
         self.seats = 0
         """How many pops wait, those included that were woken and look."""
+        self.seated: dict[str, int] = {}
+        """How many of them by group."""
 
-    def enter(self) -> None:
+    def enter(self, group: str) -> None:
         if self.seats >= PARKED_POPS_PER_QUEUE:
             raise Overloaded("too many pops wait for this queue already")
         self.seats += 1
+        self.seated[group] = self.seated.get(group, 0) + 1
+
+    def exit(self, group: str) -> None:
+        self.seats -= 1
+        self.seated[group] -= 1
+        if not self.seated[group]:
+            del self.seated[group]
 
     def park(self, place: _Place, waiter: Waiter) -> None:
         self.groups.setdefault(waiter.group, {}).setdefault(place, OrderedDict())[waiter] = None
@@ -246,7 +255,7 @@ class Waiters:
     def enter(self, waiter: Waiter) -> None:
         """A pop is going to wait, for as long as until it `leaves`, perhaps many times in between. Raises Overloaded
         when more wait for this queue (or for any by discovery) than may."""
-        self._lines(waiter).enter()
+        self._lines(waiter).enter(waiter.group)
 
     def park(self, waiter: Waiter) -> None:
         """Stand in line, at its end; `waiter.event` is set, and the line left, when there may be something."""
@@ -266,9 +275,14 @@ class Waiters:
     def leave(self, waiter: Waiter) -> None:
         """It waits no more at all."""
         lines = self._lines(waiter)
-        lines.seats -= 1
+        lines.exit(waiter.group)
         if waiter.queue is not None and not lines.seats:
             del self._queues[waiter.queue]
+
+    def seated(self, queue: str, group: str) -> bool:
+        """Does any pop of the group wait for this queue, or look whether it has something?"""
+        lines = self._queues.get(queue)
+        return (lines is not None and group in lines.seated) or group in self._discovery.seated
 
     def _lines(self, waiter: Waiter) -> Lines[str | None] | Lines[Labels]:
         if waiter.queue is None:

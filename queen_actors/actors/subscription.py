@@ -1,7 +1,8 @@
 """A subscription: a consumer that is handed messages as long as it has credit (`websocket.md`, section 3).
 
-It stands on pops, so order, leases, retries and dead letters are those of every consumer of its group. Its leases live
-with it: `keep_alive` extends them, and `close` gives them back at once.
+It stands on pops, as many in one group commit as it has credit and there are messages for, so order, leases, retries
+and dead letters are those of every consumer of its group. Its leases live with it: `keep_alive` extends them, and
+`close` gives them back at once.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Consumers(Protocol):
     @property
     def settings(self) -> Settings: ...
 
-    async def pop(self, request: PopRequest) -> PopReply: ...
+    async def pops(self, request: PopRequest, messages: int) -> list[PopReply]: ...
 
     async def extend(self, lease_id: str, seconds: int) -> LeaseExtended: ...
 
@@ -151,7 +152,7 @@ class Subscription:
     async def next(self) -> list[Delivery]:
         """Wait for credit and for messages; what it returns is leased, or committed with `auto_ack`.
 
-        Safe to cancel: whoever is cancelled holds nothing. Raises what `Broker.pop` raises.
+        Safe to cancel: whoever is cancelled holds nothing. Raises what `Broker.pops` raises.
         """
         while True:
             while self._credit <= self._unsettled:
@@ -164,9 +165,11 @@ class Subscription:
                     await trio.sleep(PAUSE_SECONDS)
 
     async def _pop(self) -> list[Delivery]:
-        self._asked = min(self.terms.batch, self._credit - self._unsettled)
+        credit = self._credit - self._unsettled
+        self._asked = min(self.terms.batch, credit)
         try:
-            return self._take(await self._broker.pop(replace(self._request, batch=self._asked)))
+            replies = await self._broker.pops(replace(self._request, batch=self._asked), credit)
+            return [delivery for reply in replies for delivery in self._take(reply)]
         finally:
             self._asked = 0
             self._ended_early.clear()

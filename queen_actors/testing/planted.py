@@ -62,11 +62,10 @@ def read_before_durable() -> None:
 
 @bug("messages are delivered before their push is durable", "I2 I13")
 def delivery_before_durable() -> None:
-    async def deliver(self: pops.Pops, reply: cursor_rules.PopReply) -> cursor_rules.PopReply:
+    async def durable(self: pops.Pops, replies: Sequence[cursor_rules.PopReply]) -> None:
         await trio.lowlevel.checkpoint()
-        return reply
 
-    put(pops.Pops, "_deliver", deliver)
+    put(pops.Pops, "_durable", durable)
 
 
 @bug("state is changed before the log has taken the step, and stays so when the log refuses", "I1 I11 I15")

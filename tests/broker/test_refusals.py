@@ -20,7 +20,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from queen_actors import limits
 from queen_actors.broker import Broker, running
 from queen_actors.config import Settings
-from queen_actors.domain.cursor import Ack, LeaseEnd, PopReply
+from queen_actors.domain.cursor import Ack, LeaseEnd, PopReply, PopRequest
 from queen_actors.domain.kv import Get, Incr, Put, WriteResult
 from queen_actors.domain.locks import Acquire, GetLock
 from queen_actors.domain.overview import FetchEntry, MessageFilter
@@ -52,6 +52,7 @@ WRITES: dict[str, Action] = {
     "push": lambda b: b.push([PushItem("q", "p", b"1", txn="refused")]),
     "pop": lambda b: pop(b),
     "autoAck": lambda b: pop(b, auto_ack=True),
+    "pops": lambda b: b.pops(PopRequest("q"), 9),
     "kv": lambda b: b.kv([put("k", b"2")]),
     "lock": lambda b: b.locks([Acquire("l", 9 * SECOND, "other")]),
     "timer": lambda b: schedule(b, "refused", 9),
@@ -451,6 +452,7 @@ async def test_nothing_is_told_before_it_is_durable(autojump_clock: MockClock) -
             "push": lambda: push(broker, "x", partition="z"),
             "duplicate": lambda: push(broker, "x", partition="z"),
             "pop": lambda: pop(broker, partition="z"),
+            "pops": lambda: broker.pops(PopRequest("q", group="pops", batch=1), 9),
             "empty pop": lambda: pop(broker, partition="z"),
             "get": lambda: broker.kv([Get("ns", "k")]),
             "put": lambda: broker.kv([put("k", b"2")]),

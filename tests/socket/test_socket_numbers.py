@@ -49,14 +49,14 @@ async def test_a_claim_is_of_16_partitions_by_default(
     for number in range(40):
         await push(hall, number, partition=f"p{number}")
     claimed: list[int] = []
-    pop = hall.broker.pop
+    pops = hall.broker.pops
 
-    async def watched(request: PopRequest) -> PopReply:
-        reply = await pop(request)
-        claimed.append(len(reply.claims))
-        return reply
+    async def watched(request: PopRequest, messages: int) -> list[PopReply]:
+        replies = await pops(request, messages)
+        claimed.extend(len(reply.claims) for reply in replies)
+        return replies
 
-    monkeypatch.setattr(hall.broker, "pop", watched)
+    monkeypatch.setattr(hall.broker, "pops", watched)
     peer = await hall.peer()
     await peer.ask("subscribe", sub="s", queue="q", **asked)
     found = [await peer.event("messages") for _ in range(40)]

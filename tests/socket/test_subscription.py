@@ -215,13 +215,13 @@ async def test_a_stopping_broker_is_not_asked_in_a_loop(hall: House, monkeypatch
     """A pop that comes back empty before its time is not repeated at once, again and again."""
     asked = 0
 
-    async def empty(request: PopRequest) -> PopReply:
+    async def empty(request: PopRequest, messages: int) -> list[PopReply]:
         nonlocal asked
         asked += 1
         await trio.lowlevel.checkpoint()
-        return PopReply("", request.group, ())
+        return [PopReply("", request.group, ())]
 
-    monkeypatch.setattr(hall.broker, "pop", empty)
+    monkeypatch.setattr(hall.broker, "pops", empty)
     subscription = Subscription(hall.broker, Terms(queue="q"))
     await subscription.open()
     with trio.move_on_after(10):
