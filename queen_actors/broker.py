@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import get_args
+from typing import Any, get_args
 
 import trio
 from msgspec import Struct
@@ -18,7 +18,7 @@ from .actors.arrivals import Arrivals
 from .actors.clock import RandomIds, TrioClock
 from .actors.coordinator import Coordinator
 from .actors.core import Core, Draft
-from .actors.counts import Counts
+from .actors.counts import COUNTED, Counts
 from .actors.ephemeral import Ephemeral
 from .actors.groups import Groups
 from .actors.kv import Keys
@@ -45,6 +45,8 @@ from .domain.effects import (
     CursorDropped,
     CursorPut,
     Effect,
+    GroupDropped,
+    GroupPut,
     KvDropped,
     KvPut,
     PartitionPut,
@@ -64,16 +66,16 @@ from .domain.watch import WatchTerms
 from .errors import QueenError, StorageFailed
 from .ports import Clock, Ids, Recovered, Store, StoreStatistics
 
-_Observer = Callable[[Effect], None]
+_Observer = Callable[[Any], None]
 
 
 def _by_kind(
-    *observers: tuple[_Observer, tuple[type[Effect], ...] | None],
+    *observers: tuple[_Observer, tuple[type[Effect], ...]],
 ) -> dict[type[Effect], tuple[_Observer, ...]]:
-    """Who is told of each kind of effect, in this order; None: of all of them. A push of a hundred messages has a
-    hundred effects, and most observers care for other ones."""
+    """Who is told of each kind of effect, in this order. A push of a hundred messages has a hundred effects, and each
+    observer cares for some kinds only: it is told of no other."""
     kinds: tuple[type[Effect], ...] = get_args(Effect)
-    return {kind: tuple(observe for observe, wanted in observers if wanted is None or kind in wanted) for kind in kinds}
+    return {kind: tuple(observe for observe, wanted in observers if kind in wanted) for kind in kinds}
 
 
 class BrokerStatistics(Struct, frozen=True):
@@ -120,7 +122,9 @@ class Broker:
         self._retention = Retention(core, self._producers)
         self._observers = _by_kind(
             (self._acks.observe, (CursorPut, CursorDropped, QueueDropped)),
-            (self._pops.ready.observe, None),
+            (self._pops.ready.appended, (Appended,)),
+            (self._pops.ready.moved, (CursorPut,)),
+            (self._pops.ready.observe, (CursorDropped, GroupPut, GroupDropped, QueueDropped, QueuePut)),
             (self._keys.observe, (KvPut, KvDropped)),
             (self._locks.observe, (KvPut, KvDropped)),
             (self._timers.observe, (TimerPut, TimerDropped)),
@@ -129,7 +133,7 @@ class Broker:
             (self.arrivals.observe, (Appended,)),
             (self._tails.observe, (Appended, PartitionPut, QueueDropped)),
             (self._watches.observe, (KvPut, KvDropped)),
-            (self.counts.observe, None),
+            (self.counts.observe, COUNTED),
         )
 
     # -- messages --------------------------------------------------------------------------------------------------

@@ -10,6 +10,9 @@ from queen_actors.domain.partition import PushOutcome
 from queen_actors.domain.runs import RunSettled
 from queen_actors.domain.transaction import Committed, TransactionReply
 
+COUNTED = (Appended, KvPut, KvDropped, TimerPut, TimerDropped, DeadLetterPut)
+"""The kinds of effects that count for something."""
+
 
 class Counts:
     """Counters that only rise; they start at 0 with the process. The names are those of the metrics."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from queen_actors.domain import kv as rules
-from queen_actors.domain.effects import Effect, KvDropped, KvPut
+from queen_actors.domain.effects import KvDropped, KvPut
 from queen_actors.domain.kv import KvOp, KvResult, Precondition
 from queen_actors.domain.locks import parse_permit_key
 from queen_actors.errors import QueenError
@@ -56,10 +56,8 @@ class Keys:
         draft.effects.extend(decision.effects)
         return list(decision.results)
 
-    def observe(self, effect: Effect) -> None:
+    def observe(self, effect: KvPut | KvDropped) -> None:
         """An effect was applied: a key that will expire is on the agenda, and no other."""
-        if not isinstance(effect, KvPut | KvDropped):
-            return
         replaced = self._core.directory.replaced
         before = None if replaced is None else replaced.expires_at
         if isinstance(effect, KvPut) and effect.expires_at is not None:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from queen_actors import limits
 from queen_actors.domain import locks as rules
-from queen_actors.domain.effects import Effect, KvDropped, KvPut
+from queen_actors.domain.effects import KvDropped, KvPut
 from queen_actors.domain.locks import Acquire, LockOp, LockResult, Release, Renew, permit_key
 from queen_actors.errors import Overloaded, QueenError, Unavailable
 from queen_actors.values import LOCKS_NAMESPACE, SECOND
@@ -310,9 +310,9 @@ class Locks:
 
     # -- what happens ----------------------------------------------------------------------------------------------
 
-    def observe(self, effect: Effect) -> None:
+    def observe(self, effect: KvPut | KvDropped) -> None:
         """An effect was applied: was a permit lost by whom, and is one free for whom?"""
-        if not isinstance(effect, KvPut | KvDropped) or effect.ns != LOCKS_NAMESPACE:
+        if effect.ns != LOCKS_NAMESPACE:
             return
         if effect.key in self._holders:
             self._told(effect)

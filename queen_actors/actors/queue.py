@@ -82,10 +82,10 @@ class GroupIndex:
         """Nothing is there until something happens to the partition."""
         self.ready.pop(pid, None)
 
-    def later(self, pid: int, at: int) -> None:
-        """Nothing is there before `at`."""
+    def later(self, pid: int, at: int) -> bool:
+        """Nothing is there before `at`; whether that is the next time of all now."""
         self.ready.pop(pid, None)
-        self._later.add(at, pid)
+        return self._later.add(at, pid)
 
     def due(self, now: int, limit: int) -> list[int]:
         """Take out up to `limit` of those whose time has come; they are `is_ready`, `later` or `rest` after that."""

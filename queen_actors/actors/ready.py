@@ -69,8 +69,8 @@ class Ready:
         if at is None:
             index.rest(pid)
         else:
-            index.later(pid, at)
-            self._arm(index)
+            if index.later(pid, at):
+                self._arm(index)
 
     def promote(self, queue: QueueState, index: GroupIndex, now: int) -> None:
         """Partitions whose time has come: whoever held them is told, and whoever waits for them looks."""
@@ -109,13 +109,10 @@ class Ready:
     # -- what happens ----------------------------------------------------------------------------------------------
 
     def observe(self, effect: Effect) -> None:
-        """An effect was applied: who may have something to take now?"""
+        """An effect was applied: who may have something to take now? Of what most effects are, tell `appended` and
+        `moved`."""
         directory = self._core.directory
-        if isinstance(effect, Appended):
-            self._appended(directory.active[effect.pid])
-        elif isinstance(effect, CursorPut):
-            self._moved(effect)
-        elif isinstance(effect, CursorDropped):
+        if isinstance(effect, CursorDropped):
             partition = directory.partition(effect.pid)
             if partition is not None:
                 self._free(partition, effect.group)
@@ -131,8 +128,10 @@ class Ready:
         elif isinstance(effect, QueuePut):
             self._configured(directory.queues[effect.name])
 
-    def _appended(self, partition: PartitionState) -> None:
+    def appended(self, effect: Appended) -> None:
+        """Messages were appended."""
         directory = self._core.directory
+        partition = directory.active[effect.pid]
         name = directory.queue_names[partition.qid]
         indexes = self._indexes.get(name)
         if indexes is not None:
@@ -142,7 +141,8 @@ class Ready:
         if self.waiters.any:
             self.waiters.wake(directory.queues[name], partition.name)
 
-    def _moved(self, cursor: CursorPut) -> None:
+    def moved(self, cursor: CursorPut) -> None:
+        """A cursor was put: it has a lease, or what it has not committed is free."""
         partition = self._core.directory.partition(cursor.pid)
         if partition is None:
             return

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import trio
 
-from queen_actors.domain.effects import Appended, CursorDropped, CursorPut, Effect, PartitionPut, SealedRun
+from queen_actors.domain.effects import Appended, CursorDropped, CursorPut, PartitionPut, SealedRun
 from queen_actors.domain.partition import PartitionState, packed_tail, window_of
 from queen_actors.values import SECOND
 
@@ -34,9 +34,6 @@ SWEPT_PAGES = 4
 
 SLIM_BYTES, SLIM_RATIO = 1 << 16, 400
 """A table is copied when it is larger than this, and takes so many bytes for each of its entries."""
-
-_USES = (Appended, CursorPut, CursorDropped, PartitionPut)
-
 
 _Table = TypeVar("_Table", bound=dict[int, Any])
 
@@ -61,16 +58,15 @@ class Upkeep:
         self._windows: OrderedDict[int, int] = OrderedDict()
         """When the index window of each partition that gets messages is to be pruned next, soonest first."""
 
-    def observe(self, effect: Effect) -> None:
+    def observe(self, effect: Appended | CursorPut | CursorDropped | PartitionPut) -> None:
         """An effect was applied: its partition is in use."""
-        if isinstance(effect, _USES):
-            pid, now = effect.pid, self._core.directory.last_instant
-            self._used[pid] = now
-            self._used.move_to_end(pid)
-            if len(self._used) > MOST_ACTIVE:
-                self._relieve()
-            if pid not in self._windows and isinstance(effect, Appended):
-                self._windows[pid] = now + PRUNE
+        pid, now, used = effect.pid, self._core.directory.last_instant, self._used
+        used[pid] = now
+        used.move_to_end(pid)
+        if len(used) > MOST_ACTIVE:
+            self._relieve()
+        if pid not in self._windows and isinstance(effect, Appended):
+            self._windows[pid] = now + PRUNE
 
     def _relieve(self) -> None:
         """More partitions are in use than are to be in memory: the least recently used one makes room."""
