@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from math import inf
 
 import trio
 from msgspec import Struct
@@ -108,7 +109,7 @@ class Pops:
         """A pop as above, of `request.batch` or what is left of `messages`; then more of them, as long as they find
         something at once, are not many bytes, and no other caller looks for it. All of them wait for one commit. A
         caller who is cancelled holds none of their leases."""
-        call = self._call(replace(request, batch=min(request.batch, messages)), limits.POP_BYTES)
+        call = self._call(_at_most(request, messages), limits.POP_BYTES)
         room = limits.POPS_AT_ONCE_BYTES
         replies = [await self._decided(call)]
         with suppress(QueenError):  # what it has got, it has; what was refused it is told when it asks again
@@ -118,7 +119,7 @@ class Pops:
                 others = any(self.ready.waiters.seated(claim.queue, request.group) for claim in claims)
                 if others or messages <= 0 or room <= 0:
                     break
-                call = self._call(replace(request, batch=min(request.batch, messages)), room)
+                call = self._call(_at_most(request, messages), room)
                 found = self._attempt(call)
                 if not isinstance(found, PopReply) or call.held is not None:
                     break
@@ -130,7 +131,8 @@ class Pops:
 
     def _call(self, request: PopRequest, room: int) -> _Call:
         began = trio.current_time()
-        return _Call(request, self._core.clock.now(), began, began + request.wait / SECOND, room, None, {}, {})
+        deadline = inf if request.wait >= rules.FOREVER else began + request.wait / SECOND
+        return _Call(request, self._core.clock.now(), began, deadline, room, None, {}, {})
 
     async def _decided(self, call: _Call) -> PopReply:
         """The claims of a pop, which nobody may see before they are durable. No checkpoint behind them."""
@@ -201,8 +203,11 @@ class Pops:
         waiters.park(call.waiter)
         tell_decided(parked=True)
         try:
-            with trio.move_on_at(deadline):
+            if deadline == inf:
                 await call.waiter.event.wait()
+            else:
+                with trio.move_on_at(deadline):
+                    await call.waiter.event.wait()
         finally:
             waiters.step_out(call.waiter)
             # one that is held knows of messages: when it goes, the next in line may have them
@@ -474,3 +479,7 @@ class Pops:
         """The broker stops: parked pops answer now, with nothing."""
         self._closing = True
         self.look_again()
+
+
+def _at_most(request: PopRequest, messages: int) -> PopRequest:
+    return request if request.batch <= messages else replace(request, batch=messages)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from queen_actors import limits
 from queen_actors.config import Settings
-from queen_actors.domain.cursor import Claim, LeaseEnd, LeaseExtended, PopReply, PopRequest
+from queen_actors.domain.cursor import FOREVER, Claim, LeaseEnd, LeaseExtended, PopReply, PopRequest
 from queen_actors.domain.queue import registration
 from queen_actors.domain.subscription import Terms
 from queen_actors.errors import QueenError
@@ -28,8 +28,6 @@ from queen_actors.values import SECOND, iso_zulu
 log = logging.getLogger(__name__)
 
 EXTENDS_AT_ONCE = 256
-WAIT = 3_600 * SECOND
-"""How long one pop waits. Nothing hangs on it: a pop is withdrawn with its subscription."""
 PAUSE_SECONDS = 0.1
 """Before asking again after a pop that came back empty before its time: the broker is stopping."""
 
@@ -133,8 +131,9 @@ class Subscription:
             namespace=terms.namespace,
             task=terms.task,
             group=terms.group,
+            batch=terms.batch,
             partitions=None if terms.partition is not None else terms.partitions,
-            wait=WAIT,
+            wait=FOREVER,
             auto_ack=terms.auto_ack,
             lease=min(terms.lease_seconds, terms.max_lease_seconds) * SECOND,
             subscription_mode=terms.subscription_mode,
@@ -158,17 +157,24 @@ class Subscription:
             while self._credit <= self._unsettled:
                 await self._credit_came.park()
             asked = trio.current_time()
-            with trio.CancelScope() as self._asking:
-                if deliveries := await self._pop():
-                    return deliveries
-                if trio.current_time() < asked + PAUSE_SECONDS:
-                    await trio.sleep(PAUSE_SECONDS)
+            credit = self._credit - self._unsettled
+            if credit >= self.terms.batch:  # more credit would change nothing
+                deliveries = await self._pop(self._request, credit)
+            else:
+                deliveries = []
+                with trio.CancelScope() as self._asking:
+                    deliveries = await self._pop(replace(self._request, batch=credit), credit)
+                if self._asking.cancelled_caught:
+                    continue
+            if deliveries:
+                return deliveries
+            if trio.current_time() < asked + PAUSE_SECONDS:
+                await trio.sleep(PAUSE_SECONDS)
 
-    async def _pop(self) -> list[Delivery]:
-        credit = self._credit - self._unsettled
-        self._asked = min(self.terms.batch, credit)
+    async def _pop(self, request: PopRequest, credit: int) -> list[Delivery]:
+        self._asked = request.batch
         try:
-            replies = await self._broker.pops(replace(self._request, batch=self._asked), credit)
+            replies = await self._broker.pops(request, credit)
             return [delivery for reply in replies for delivery in self._take(reply)]
         finally:
             self._asked = 0

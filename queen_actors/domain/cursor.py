@@ -45,6 +45,10 @@ class Claim(Struct, frozen=True, gc=False):
     records: tuple[Record, ...]
 
 
+FOREVER = 1 << 62
+"""A wait without an end."""
+
+
 class PopRequest(Struct, frozen=True):
     """`wire-messaging.md` 7.2. Exactly one of `queue` and (`namespace` or `task`); times in microseconds, `wait` 0
     answers at once, `lease` 0 takes the queue's. `session` names the connection that the lease lives with. Without

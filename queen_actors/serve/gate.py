@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import trio
@@ -51,12 +52,28 @@ class Gate:
                 return None
             if self._held:
                 continue
-            with trio.CancelScope() as scope:
-                self._claims.add(scope)
-                try:
-                    return await ask()
-                finally:
-                    self._claims.discard(scope)
+            with self._claim():
+                return await ask()
+
+    async def carry(self, ask: Callable[[], Awaitable[T]], give: Callable[[T], None]) -> None:
+        """Claim again and again, and `give` what comes, until the gate is closed. Raises what `ask` raises."""
+        while not self.closed:
+            if not self.open:
+                await (self._open.park() if self._held else self._outbox.room())
+                continue
+            with self._claim():  # one scope for many claims: each would cost as much as the rest of a small one
+                while self.open:
+                    give(await ask())
+
+    @contextmanager
+    def _claim(self) -> Generator[None]:
+        """What is under way in the block can be withdrawn; then the block just ends."""
+        with trio.CancelScope() as scope:
+            self._claims.add(scope)
+            try:
+                yield
+            finally:
+                self._claims.discard(scope)
 
     def hold(self) -> None:
         """Withdraw every claim that waits, and let no other through until `release`: the peer may be dead."""

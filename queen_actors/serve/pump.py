@@ -32,16 +32,16 @@ async def pump(
     `about` is the op that opened the source, and the client's name for it. `ask` must be safe to cancel; `frames` makes
     whole frames of what it gave, in pieces that one write may take.
     """
-    while True:
+
+    def send(found: T) -> None:
+        link.outbox.put_now(frames(found))
+
+    while not gate.closed:
         try:
-            found = await gate.claim(ask)
+            await gate.carry(ask, send)
         except QueenError as error:
             if error.status < 500 and not isinstance(error, Overloaded):
                 reply = error_reply(error)
                 link.send(wire.render_failure(about[0], reply.status, reply.body, about[1]))
                 return
             await trio.sleep(RETRY_SECONDS)
-            continue
-        if found is None:
-            return
-        link.outbox.put_now(frames(found))
