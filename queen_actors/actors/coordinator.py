@@ -23,7 +23,6 @@ from queen_actors.domain.transaction import (
     Committed,
     PositionCommit,
     RolledBack,
-    StepResult,
     Transaction,
     TransactionReply,
 )
@@ -53,7 +52,7 @@ class Coordinator:
         if rules.empty(transaction):
             return rules.EMPTY
         transaction = rules.fenced(transaction)
-        acks = [step for step in transaction.steps if isinstance(step, Ack)]
+        acks = [step for step in transaction.steps if type(step) is Ack]
         core = self._core
         reply = None if core.log.reloading or core.turns.busy else self._at_once(transaction, acks)
         if reply is None:
@@ -80,7 +79,10 @@ class Coordinator:
         """Decide the rest and, unless it is refused, commit, in one go."""
         reply = self._decide(draft, transaction, acked)
         if isinstance(reply, Committed):
-            with self._acks.ending("seek" if transaction.positions and not acked else "settled"):
+            if transaction.positions and not acked:
+                with self._acks.ending("seek"):
+                    self._core.commit(draft)
+            else:
                 self._core.commit(draft)
         return reply
 
@@ -94,11 +96,11 @@ class Coordinator:
 
     def _decide(self, draft: Draft, transaction: Transaction, acked: Sequence[AckOutcome]) -> TransactionReply:
         """Ask every other participant; the first refusal, in this order, is the answer (5.2)."""
-        if not isinstance(acked, RunSettled):
+        if type(acked) is not RunSettled:
             refused = next((outcome for outcome in acked if not outcome.success), None)
             if refused is not None:
                 return rules.rejected_ack(refused.error)
-        items = [step for step in transaction.steps if isinstance(step, PushItem)]
+        items = [step for step in transaction.steps if type(step) is PushItem]
         if transaction.producer is not None:
             items = [replace(item, producer=transaction.producer) for item in items]
         pushed = self._producers.decide(draft, items) if items else []
@@ -140,16 +142,7 @@ class Coordinator:
 
 def _in_order(
     steps: Sequence[PushItem | Ack], pushed: Sequence[PushOutcome], acked: Sequence[AckOutcome]
-) -> tuple[StepResult, ...]:
-    """The elements of pushes and acks in the order of the request (5.3)."""
+) -> tuple[PushOutcome | AckOutcome, ...]:
+    """What pushes and acks came to in the order of the request (5.3)."""
     pushes, acks = iter(pushed), iter(acked)
-    found: list[StepResult] = []
-    for step in steps:
-        if isinstance(step, PushItem):
-            push = next(pushes)
-            repeat = push.status == "duplicate"
-            found.append(StepResult("push", push.txn, push.message_id, push.queue, duplicate=repeat))
-        else:
-            ack = next(acks)
-            found.append(StepResult("ack", ack.txn, dlq=ack.dlq))
-    return tuple(found)
+    return tuple([next(pushes) if type(step) is PushItem else next(acks) for step in steps])

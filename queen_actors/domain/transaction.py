@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from .cursor import Ack
+from .cursor import Ack, AckOutcome
 from .kv import KvOp, KvResult, Precondition
-from .partition import PushItem
+from .partition import PushItem, PushOutcome
 from .timers import TimerOp, TimerResult
 
 
@@ -31,21 +31,11 @@ class PositionCommit(Struct, frozen=True):
     offset: int | None
 
 
-class StepResult(Struct, frozen=True):
-    """One pushed item or ack of a committed transaction."""
-
-    kind: str
-    txn: str
-    message_id: str = ""
-    queue: str = ""
-    duplicate: bool = False
-    dlq: bool = False
-
-
 class Committed(Struct, frozen=True):
-    """All of it happened, in one step of the log."""
+    """All of it happened, in one step of the log. `steps`: what each pushed item and each ack came to, in their order;
+    no push failed, and every ack is a success."""
 
-    steps: tuple[StepResult, ...]
+    steps: tuple[PushOutcome | AckOutcome, ...]
     kv: tuple[KvResult, ...]
     timers: tuple[TimerResult, ...]
     positions: int = 0
@@ -68,7 +58,7 @@ TransactionReply = Committed | RolledBack
 def fenced(transaction: Transaction) -> Transaction:
     """The transaction with each ack's fence made explicit (5.6): its own lease; else the one lease that the whole
     bundle names; else none."""
-    fences = [step.lease_id for step in transaction.steps if isinstance(step, Ack)]
+    fences = [step.lease_id for step in transaction.steps if type(step) is Ack]
     if all(fences):
         return transaction
     named = {*transaction.required_leases, *filter(None, fences)}

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from queen_actors import limits
 from queen_actors.domain.partition import PushItem, PushOutcome
-from queen_actors.domain.transaction import Committed, StepResult, Transaction
+from queen_actors.domain.transaction import Committed, Transaction
 from queen_actors.errors import BadRequest, TooLarge
 from queen_actors.values import DEFAULT_PARTITION
 
@@ -215,8 +215,8 @@ class _Counted(Struct, rename="camel"):
 def render_committed_counts(reply: Committed, transaction_id: str) -> bytes:
     """The answer of a committed transaction that asked for counts: only the riders have elements, at their flat
     indexes."""
-    pushes: list[StepResult] = [step for step in reply.steps if step.kind == "push"]
-    repeats = sum(1 for step in pushes if step.duplicate)
+    pushes = [step for step in reply.steps if isinstance(step, PushOutcome)]
+    repeats = sum(1 for step in pushes if step.status == "duplicate")
     riders = render_riders(reply)
     acked = len(reply.steps) - len(pushes)
     return encode(_Counted(transaction_id, True, riders, len(pushes) - repeats, repeats, acked))

@@ -9,9 +9,9 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from queen_actors import limits
-from queen_actors.domain.cursor import Ack
-from queen_actors.domain.partition import PushItem
-from queen_actors.domain.transaction import Committed, PositionCommit, RolledBack, StepResult, Transaction
+from queen_actors.domain.cursor import Ack, AckOutcome
+from queen_actors.domain.partition import PushItem, PushOutcome
+from queen_actors.domain.transaction import Committed, PositionCommit, RolledBack, Transaction
 from queen_actors.errors import BadRequest, QueenError, TooLarge
 from queen_actors.values import DEFAULT_PARTITION, QUEUE_MODE
 
@@ -181,11 +181,11 @@ def render_riders(reply: Committed) -> list[Any]:
     return results
 
 
-def _step(index: int, step: StepResult) -> _Pushed | _Acked:
-    if step.kind == "ack":
+def _step(index: int, step: PushOutcome | AckOutcome) -> _Pushed | _Acked:
+    if isinstance(step, AckOutcome):
         return _Acked(index, "ack", True, step.txn, None, step.dlq)
     pushed = _Pushed(index, "push", True, step.txn, step.message_id, step.queue)
-    if step.duplicate:
+    if step.status == "duplicate":
         pushed.duplicate = True
     return pushed
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from queen_actors.domain.cursor import Ack
+from queen_actors.domain.cursor import Ack, AckOutcome
 from queen_actors.domain.kv import Check, Put, WriteResult
-from queen_actors.domain.partition import PushItem
+from queen_actors.domain.partition import PushItem, PushOutcome
 from queen_actors.domain.timers import Cancel, Schedule, TimerResult
-from queen_actors.domain.transaction import Committed, PositionCommit, RolledBack, StepResult, Transaction
+from queen_actors.domain.transaction import Committed, PositionCommit, RolledBack, Transaction
 from queen_actors.errors import QueenError, StorageFull, Unavailable
 from queen_actors.values import parse_instant
 from queen_actors.wire.transaction import (
@@ -150,9 +150,9 @@ def test_a_commit_is_rendered_as_captured() -> None:
     """7.6: riders never shift the index of a push or an ack, and know their place among their own kind."""
     reply = Committed(
         steps=(
-            StepResult("ack", "order-7-paid"),
-            StepResult("push", "receipt-7", "m1", "receipts"),
-            StepResult("push", "receipt-7", "m1", "receipts", duplicate=True),
+            AckOutcome("order-7-paid", True),
+            PushOutcome("receipts", "receipt-7", "m1", 3, "queued"),
+            PushOutcome("receipts", "receipt-7", "m1", 3, "duplicate"),
         ),
         kv=(WriteResult("put", "order-7", b'{"status":"paid"}', 7), WriteResult("check", "job#0", None, 9)),
         timers=(TimerResult("scheduled", "reminders", "order-7", "t", "m2", parse_instant("2026-11-30T14:22:00Z")),),
