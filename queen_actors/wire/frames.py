@@ -29,8 +29,8 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 TXN_TOO_LONG = "transaction_id_too_long"
 """The code of a transactionId over its bound, on every route."""
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\Z")
-_DIGITS = re.compile(r"[0-9]{1,19}\Z")
 _NUMBER = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,5})?\Z")
+_PID_DIGITS = 19  # of the greatest number
 _EMPTY = (b"", b"{}", b"[]", b"null")
 _QUERY_FIELDS = 64  # the longest query of a client has 13
 _MIN_INSTANT = -30_610_224_000_000_000  # the year 1000: earlier ones are not spelled with four digits
@@ -145,7 +145,7 @@ def is_json(text: bytes) -> bool:
 
 def compact(value: Raw) -> bytes:
     """The JSON text without whitespace between its tokens; numbers and strings keep their spelling."""
-    return msgspec.json.format(bytes(value), indent=-1)
+    return msgspec.json.format(value, indent=-1)
 
 
 def refusal(family: str, reason: str, detail: str) -> BadRequest:
@@ -177,7 +177,7 @@ def is_uuid(value: object) -> bool:
 
 def parse_pid(value: Any) -> int | None:
     """A partition id as pop gave it, decimal digits in a string; None for anything else."""
-    if isinstance(value, str) and _DIGITS.match(value):
+    if isinstance(value, str) and len(value) <= _PID_DIGITS and value.isdecimal() and value.isascii():
         number = int(value)
         return number if number <= limits.INT64_MAX else None
     return value if type(value) is int and 0 <= value <= limits.INT64_MAX else None

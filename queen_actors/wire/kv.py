@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from decimal import Decimal, DecimalException
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from .frames import (
 )
 
 _NAMESPACE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}\Z")
+_NAMESPACES = 1024
 _PUTS = ("put", "putIfAbsent")
 _EXPONENT_MAX = 400  # a double's reach, with room: exact sums of numbers further apart would have endless digits
 
@@ -84,9 +86,11 @@ def parse_kv_ops(raws: Sequence[Raw], *, in_transaction: bool = False) -> list[K
     if len(raws) > bounds.ops:
         raise refusal("kv", "too_many_ops", f"{len(raws)} operations; {bounds.ops} is the most")
     ops = [_decode(raw) for raw in raws]
-    keys = sum(_cost(op) for op in ops)
+    keys = sum([_cost(op) for op in ops])
     if keys > bounds.keys:
         raise refusal("kv", "too_many_keys", f"{keys} keys in one call; {bounds.keys} is the most")
+    if len(ops) == 1:  # as most calls have it: nothing is there twice
+        return [_command(ops[0], _value(ops[0]), bounds)]
     values = [_value(op) for op in ops]
     commands = [_command(op, value, bounds) for op, value in zip(ops, values, strict=True)]
     _check_duplicates(commands)
@@ -139,6 +143,8 @@ def _command(op: Op | None, value: bytes, bounds: _Bounds) -> KvOp:
         raise refusal("kv", "tenant_not_an_input", "the tenant comes from the connection, never from an operation")
     word = as_text(op.op)
     match word:
+        case "put" | "putIfAbsent":
+            return _put(op, value, if_absent=word == "putIfAbsent")
         case "get":
             return Get(_ns(op), _key(op.key))
         case "getMany":
@@ -147,8 +153,6 @@ def _command(op: Op | None, value: bytes, bounds: _Bounds) -> KvOp:
             if bounds.in_transaction:
                 raise refusal("kv", "get_prefix_not_allowed_in_transaction", "a transaction cannot read by prefix")
             return _get_prefix(op)
-        case "put" | "putIfAbsent":
-            return _put(op, value, if_absent=word == "putIfAbsent")
         case "delete":
             return Delete(_ns(op), _key(op.key), _expect(op.expect), _flag(op.required, "required"))
         case "incr":
@@ -163,7 +167,12 @@ def _command(op: Op | None, value: bytes, bounds: _Bounds) -> KvOp:
 
 
 def _ns(op: Op) -> str:
-    ns = as_text(op.ns)
+    return _namespace(as_text(op.ns))
+
+
+@lru_cache(_NAMESPACES)
+def _namespace(ns: str | None) -> str:
+    """Calls name the same few again and again; what breaks the rule is not remembered."""
     if ns is None or not _NAMESPACE.match(ns):
         raise refusal("kv", "bad_namespace", "a namespace matches ^[a-z0-9][a-z0-9._-]{0,63}$")
     return ns

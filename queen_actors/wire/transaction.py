@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -112,12 +112,18 @@ def parse_transaction(
         parsed = decode(_body, body)
     except (Malformed, msgspec.ValidationError) as wrong:
         raise BadRequest(f"the body is not a transaction: {wrong}") from None
-    timers = parse_timer_ops(parsed.timers or (), horizon)
-    kv = parse_kv_ops(parsed.kv or (), in_transaction=True)
-    positions = [_position(position) for position in parsed.positions or ()]
+    timers = parse_timer_ops(parsed.timers, horizon) if parsed.timers else ()
+    kv = parse_kv_ops(parsed.kv, in_transaction=True) if parsed.kv else ()
+    positions = [_position(position) for position in parsed.positions] if parsed.positions else ()
     if len(positions) > limits.TRANSACTION_POSITIONS:
         raise BadRequest(f"{len(positions)} positions; {limits.TRANSACTION_POSITIONS} is the most")
-    steps = (*(step for operation in parsed.operations or () for step in _steps(operation)), *more)
+    steps: list[PushItem | Ack] = []
+    for operation in parsed.operations or ():
+        if operation.type == "ack":
+            steps.append(_ack(operation))
+        else:
+            steps += _pushes(operation)
+    steps += more
     if len(steps) + len(timers) > limits.TRANSACTION_STEPS:
         raise BadRequest(
             f"{len(steps)} pushes and acks and {len(timers)} timers; {limits.TRANSACTION_STEPS} is the most"
@@ -125,12 +131,10 @@ def parse_transaction(
     if not (steps or kv or timers or positions):
         raise BadRequest("the transaction is empty")
     leases = tuple(parsed.required_leases or ())
-    return Transaction(steps, leases, tuple(kv), tuple(timers), tuple(positions), producer)
+    return Transaction(tuple(steps), leases, tuple(kv), tuple(timers), tuple(positions), producer)
 
 
-def _steps(operation: _Operation) -> Iterable[PushItem | Ack]:
-    if operation.type == "ack":
-        return (_ack(operation),)
+def _pushes(operation: _Operation) -> list[PushItem]:
     if operation.type != "push":
         raise BadRequest(f"unknown operation type: {operation.type[:80]!r}")
     if operation.items is not UNSET:
@@ -148,7 +152,8 @@ def _ack(operation: _Operation) -> Ack:
     if pid is None:
         raise BadRequest("an ack needs the `partitionId` that pop gave, decimal digits in a string")
     group = operation.consumer_group or QUEUE_MODE
-    check_name("consumer group", group)
+    if group is not QUEUE_MODE:
+        check_name("consumer group", group)
     error = operation.error
     if error is not None and not isinstance(error, str):
         error = encode(error).decode()
