@@ -74,9 +74,12 @@ def _request(method: str, path: str, headers: Headers, *, query: Mapping[str, st
 
 def _post(path: bytes, *names: str) -> Callable[[Frame, Headers], Request]:
     """A POST of an object with these fields."""
+    heads = [(name, b'"%b":' % name.encode()) for name in names]
 
     def build(frame: Frame, headers: Headers) -> Request:
-        return Request("POST", path, b"", headers, _body(frame.fields, names))
+        fields = frame.fields
+        pieces = [head + fields[name] for name, head in heads if name in fields]
+        return Request("POST", path, b"", headers, b"{%b}" % b",".join(pieces))
 
     return build
 
