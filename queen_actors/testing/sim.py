@@ -31,7 +31,7 @@ from queen_actors.domain.queue import Configure
 
 from . import clients, clients_more, clients_state, kinds
 from .audit import Audit, Violation
-from .determinism import run
+from .determinism import Stuck, run
 from .faces import Broken, Direct, Face, Refused, Unanswered
 from .history import Event, History
 from .life import SECOND, Life, Lives, Trouble
@@ -287,7 +287,7 @@ _KEEP = {"dedup_window_seconds": 30 * 86_400}
 
 def simulate(seed: int, seconds: float = SECONDS) -> Report:
     """One run of `seconds` of virtual time. Raises Violation when a promise was broken."""
-    return run(seed, Simulation(seed, seconds).main)
+    return run(seed, Simulation(seed, seconds).main, alone=True)
 
 
 def attempt(seed: int, seconds: float = SECONDS) -> Report | Failure:
@@ -295,7 +295,7 @@ def attempt(seed: int, seconds: float = SECONDS) -> Report | Failure:
     simulation = Simulation(seed, seconds)
     try:
         with _collected_after():
-            return run(seed, simulation.main)
+            return run(seed, simulation.main, alone=True)
     except BaseException as error:  # a broker that raises what it never should is broken too; which one is to be told
         if isinstance(error, KeyboardInterrupt):
             raise
@@ -319,6 +319,8 @@ def _told(error: BaseException) -> str:
     inside = [_told(one) for one in getattr(error, "exceptions", ())]
     if inside:
         return next((text for text in inside if text.startswith("I")), inside[0])
+    if isinstance(error, Stuck):
+        return f"I20 {error}"
     return str(error) if isinstance(error, Violation | Broken) else f"I17 the broker failed: {error!r}"
 
 

@@ -82,6 +82,21 @@ async def test_everything_that_was_taken_in_is_in_the_log(autojump_clock: MockCl
         assert state_of(again) == state_of(broker)
 
 
+async def test_who_has_something_to_say_at_the_end_of_a_cancelled_broker_can(autojump_clock: MockClock) -> None:
+    """Cancelled from outside while nothing is under way: what is shielded from that, as the claim of an autoAck that
+    is decided, is answered like anything else."""
+    store = MemoryStore(retain=True)
+    with trio.move_on_after(1):
+        async with started(store) as broker:
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.fail_after(1, shield=True):
+                    await push(broker, "last")
+    async with started(store.reopen()) as again:
+        assert txns(await pop(again)) == ["last"]
+
+
 async def test_a_broker_that_is_cancelled_commits_what_is_pending(autojump_clock: MockClock) -> None:
     """Cancelled from outside, with everything in it: what its consumers give back at their end is committed, and it
     does not wait for what nobody does any more."""
