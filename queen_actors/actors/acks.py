@@ -13,7 +13,7 @@ from queen_actors.domain import cursor as rules
 from queen_actors.domain.cursor import Ack, AckOutcome, Claim, LeaseEnd, LeaseExtended, Signal
 from queen_actors.domain.effects import CursorDropped, CursorPut, DeadLetterPut, Effect, QueueDropped, Record
 from queen_actors.domain.partition import PartitionState
-from queen_actors.domain.runs import RunSettled, run_of, settle
+from queen_actors.domain.runs import AckRun, RunSettled, run_of, settle, settle_one
 from queen_actors.errors import QueenError, StorageFull
 from queen_actors.values import SECOND
 
@@ -106,8 +106,10 @@ class Acks:
         await self._core.log.durable()
         return outcomes
 
-    def run(self, draft: Draft, acks: Sequence[Ack]) -> RunSettled | None:
+    def run(self, draft: Draft, acks: Sequence[Ack]) -> Sequence[AckOutcome] | None:
         """What `decide` says, in one pass, of acks that are a run; None, and the draft as it was, where it is asked."""
+        if len(acks) == 1 and type(acks) is not AckRun:
+            return self._run_of_one(draft, acks[0])
         run = run_of(acks)
         partition = None if run is None else self._core.directory.partition(run.pid)
         found = None if run is None or partition is None else settle(partition, run, draft.now)
@@ -116,6 +118,14 @@ class Acks:
         after, released = found
         draft.effects.append(after)
         return RunSettled(run.txns, released)
+
+    def _run_of_one(self, draft: Draft, ack: Ack) -> list[AckOutcome] | None:
+        partition = None if ack.pid is None else self._core.directory.partition(ack.pid)
+        found = None if partition is None else settle_one(partition, ack, draft.now)
+        if found is None:
+            return None
+        draft.effects.append(found[0])
+        return [found[1]]
 
     def keys(self, acks: Sequence[Ack]) -> set[Key]:
         """The actors that these acks touch."""

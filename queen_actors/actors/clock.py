@@ -26,11 +26,12 @@ class TrioClock:
 
     def __init__(self, wall: int | None = None) -> None:
         # Both clocks must be read at one moment; of a few tries, the one with the least between the two is the highest
-        self._anchor = max(_wall(wall) - int(trio.current_time() * SECOND) for _ in range(READS))
+        self._time = trio.lowlevel.current_clock().current_time  # `trio.current_time` looks for it each time
+        self._anchor = max(_wall(wall) - int(self._time() * SECOND) for _ in range(READS))
         self._last = 0
 
     def now(self) -> int:
-        at = self._anchor + int(trio.current_time() * SECOND)
+        at = self._anchor + int(self._time() * SECOND)
         self._last = at if at > self._last else self._last + 1
         return self._last
 
@@ -42,7 +43,7 @@ class TrioClock:
 
     async def sleep_until(self, at: int) -> None:
         while True:
-            left = at - self._anchor - int(trio.current_time() * SECOND)
+            left = at - self._anchor - int(self._time() * SECOND)
             if left <= 0:
                 return
             await trio.sleep(left / SECOND)

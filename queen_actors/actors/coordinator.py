@@ -67,7 +67,7 @@ class Coordinator:
     def _at_once(self, transaction: Transaction, acks: Sequence[Ack]) -> TransactionReply | None:
         """The whole step, if there is nothing to wait for: it is over before anybody could be in the way."""
         draft = Draft(self._core)
-        acked: Sequence[AckOutcome] | None = self._acks.run(draft, acks)
+        acked = self._acks.run(draft, acks)
         if acked is None:
             loaded = self._acks.loaded(acks)
             if loaded is None:
@@ -97,15 +97,15 @@ class Coordinator:
     def _decide(self, draft: Draft, transaction: Transaction, acked: Sequence[AckOutcome]) -> TransactionReply:
         """Ask every other participant; the first refusal, in this order, is the answer (5.2)."""
         if type(acked) is not RunSettled:
-            refused = next((outcome for outcome in acked if not outcome.success), None)
-            if refused is not None:
-                return rules.rejected_ack(refused.error)
+            for outcome in acked:
+                if not outcome.success:
+                    return rules.rejected_ack(outcome.error)
         items = [step for step in transaction.steps if type(step) is PushItem]
         if transaction.producer is not None:
             items = [replace(item, producer=transaction.producer) for item in items]
         pushed = self._producers.decide(draft, items) if items else []
-        for outcome, item in zip(pushed, items, strict=True):
-            if outcome.status == "duplicate" and self._is_old(outcome, item):
+        for place, push in enumerate(pushed):
+            if push.status == "duplicate" and self._is_old(push, items[place]):
                 return rules.DUPLICATE
         lost = self._move(draft, transaction.positions) if transaction.positions else None
         if lost is not None:

@@ -86,6 +86,19 @@ def run_of(acks: Sequence[Ack]) -> AckRun | None:
     return AckRun(pid, group, lease_id, [ack.txn for ack in acks])
 
 
+def settle_one(partition: PartitionState, ack: Ack, now: int) -> tuple[CursorPut, AckOutcome] | None:
+    """`settle` of a run of one ack, as a transaction mostly has it: the cursor after it, and its outcome."""
+    cursor, offset = partition.cursors.get(ack.group), partition.txns.get(ack.txn)
+    if ack.status != "completed" or not ack.lease_id or cursor is None or offset is None:
+        return None
+    if cursor.lease_id != ack.lease_id or not leased(cursor, now):
+        return None
+    if not cursor.committed < offset <= cursor.batch_end:
+        return None
+    after, ended = completed(cursor, offset)
+    return after, AckOutcome(ack.txn, True, lease_released=ended is not None)
+
+
 def settle(partition: PartitionState, run: AckRun, now: int) -> tuple[CursorPut, int | None] | None:
     """The cursor after a run, and which of its acks ended the lease (None: none did), as `cursor.acknowledge` says.
 

@@ -22,7 +22,6 @@ from .frames import (
     check_utf8,
     compact,
     is_array,
-    is_int,
     parse_operations,
     raw_object,
     refusal,
@@ -265,9 +264,9 @@ def _ttl(op: Op) -> int | None:
 def _expect(value: Any) -> int | None:
     if value is UNSET:
         return None
-    if not is_int(value) or value < 0:
+    if type(value) is not int or not 0 <= value <= limits.INT64_MAX:
         raise refusal("kv", "bad_expect", "`expect` must be an integer, 0 or more")
-    return int(value)
+    return value
 
 
 def _flag(value: Any, name: str) -> bool:

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from queen_actors import limits
-from queen_actors.domain.kv import GetManyResult, GetPrefixResult, GetResult, KeyRow, KvResult, Precondition
+from queen_actors.domain.kv import (
+    GetManyResult,
+    GetPrefixResult,
+    GetResult,
+    KeyRow,
+    KvResult,
+    Precondition,
+    WriteResult,
+)
 
 from .frames import encode, offset_time
 
@@ -120,13 +128,23 @@ def render_precondition(lost: Precondition) -> bytes:
 
 def kv_element(index: int, result: KvResult, op_index: int | None = None) -> KvElement:
     """One element of 2.4; with `op_index`, as a transaction's rider (5.3)."""
-    element = _element(index, result)
+    element = _written(index, result) if isinstance(result, WriteResult) else _read(index, result)
     if op_index is not None:
         element.op_index, element.type = op_index, "kv"
     return element
 
 
-def _element(index: int, result: KvResult) -> KvElement:
+def _written(index: int, result: WriteResult) -> _Written:
+    value, reason = result.value, result.reason
+    written = _Written(index, result.op, reason is None, result.key, result.version)
+    if value is not None:
+        written.value = Raw(value)
+    if reason is not None:
+        written.reason = reason
+    return written
+
+
+def _read(index: int, result: GetResult | GetManyResult | GetPrefixResult) -> KvElement:
     if isinstance(result, GetResult):
         if result.row is None:
             return _Got(index, "get", False, result.key)
@@ -136,15 +154,8 @@ def _element(index: int, result: KvResult) -> KvElement:
     if isinstance(result, GetManyResult):
         rows = [kv_row(row, keys_only=False) for row in result.rows]
         return _Many(index, "getMany", rows, result.missing, result.truncated)
-    if isinstance(result, GetPrefixResult):
-        rows = [kv_row(row, keys_only=result.keys_only) for row in result.rows]
-        return _Page(index, "getPrefix", rows, result.truncated, result.next_after)
-    written = _Written(index, result.op, result.applied, result.key, result.version)
-    if result.value is not None:
-        written.value = Raw(result.value)
-    if result.reason is not None:
-        written.reason = result.reason
-    return written
+    rows = [kv_row(row, keys_only=result.keys_only) for row in result.rows]
+    return _Page(index, "getPrefix", rows, result.truncated, result.next_after)
 
 
 def kv_row(found: KeyRow, *, keys_only: bool = False) -> KvRow:

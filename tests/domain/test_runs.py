@@ -10,7 +10,7 @@ from queen_actors.domain import cursor as rules
 from queen_actors.domain.cursor import Ack, AckOutcome, Signal
 from queen_actors.domain.effects import QueueOptions, Record
 from queen_actors.domain.partition import PartitionState
-from queen_actors.domain.runs import AckRun, RunSettled, run_of, settle
+from queen_actors.domain.runs import AckRun, RunSettled, run_of, settle, settle_one
 
 NOW = 1_000
 IDS = ("a", "b", "c", "d", "e", "unknown")
@@ -66,6 +66,36 @@ def test_a_whole_batch_is_settled_in_one_pass() -> None:
     part = settle(state, AckRun(7, "g", "lease", ["b"]), NOW)
     assert part is not None
     assert (part[0].committed, part[0].lease_id, part[1]) == (1, "lease", None)
+
+
+@given(
+    txns=st.lists(st.sampled_from(IDS[:-1]), min_size=1, max_size=8),
+    committed=st.integers(-1, 4),
+    length=st.integers(0, 5),
+    lease=st.sampled_from(["lease", "other", ""]),
+    expires=st.sampled_from([NOW, NOW + 1]),
+    sealed=st.integers(0, 3),
+    ack=st.builds(
+        Ack,
+        txn=st.sampled_from(IDS),
+        pid=st.just(7),
+        group=st.sampled_from("gh"),
+        status=st.sampled_from(["completed", "failed", "retry", "dlq"]),
+        lease_id=st.sampled_from(["lease", "other", "", None]),
+    ),
+)
+def test_run_of_one_is_settled_as_any_other(
+    txns: list[str], committed: int, length: int, lease: str, expires: int, sealed: int, ack: Ack
+) -> None:
+    """Whether one ack is a run, the cursor after it and its outcome are the same by the way that runs go."""
+    state = partition(txns, committed, committed + length, lease, expires, min(sealed, len(txns)))
+    run = run_of([ack])
+    expected = None if run is None else settle(state, run, NOW)
+    found = settle_one(state, ack, NOW)
+    if expected is None:
+        assert found is None
+    else:
+        assert found == (expected[0], *RunSettled([ack.txn], expected[1]))
 
 
 def test_what_is_a_run() -> None:
