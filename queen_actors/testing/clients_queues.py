@@ -15,6 +15,8 @@ from .clients import PARTITIONS, QUEUES, SECOND, World, ack, pause, pop, push
 LONG = 10**6 * SECOND
 """A lease that outlives every jump of the clock."""
 SEEKERS = "s"
+LAST = "last"
+"""Queues of which the newest message alone is wanted."""
 
 
 async def _drained(world: World, name: str, queue: str, op: str, group: str) -> None:
@@ -110,7 +112,7 @@ async def burier(world: World, name: str) -> None:
 
 async def conflater(world: World, name: str) -> None:
     """The only client of a queue whose group wants the latest message only."""
-    queue, sent = f"last.{name}", 0
+    queue, sent = f"{LAST}.{name}", 0
 
     async def claim(op: str) -> Any:
         fields = {"queue": queue, "consumerGroup": name, "conflation": "true", "batch": 5, "leaseSeconds": 2}

@@ -66,13 +66,16 @@ def drawn(rng: random.Random, others: Mapping[str, tuple[str, ...]]) -> list[tup
 
 
 def queues(people: tuple[tuple[str, str], ...], keep: dict[str, int]) -> tuple[Configure, ...]:
-    """The queues that they need to be configured; `keep`: options of all queues."""
+    """The queues that they need to be configured; `keep`: options of all queues into which a message is pushed again
+    until that is answered."""
     found: list[Configure] = []
     for name, _ in people:
         kind = name.rstrip("0123456789")
         if kind.startswith("ager."):
             options = clients_feeds.aged_options(kind.partition(".")[2])
             found.append(Configure(f"{clients_feeds.AGED}.{name}", {**options, **keep}))
+        elif kind == "conflater":
+            found.append(Configure(f"{clients_queues.LAST}.{name}", {**keep}))
     return tuple(found)
 
 

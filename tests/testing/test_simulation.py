@@ -36,6 +36,7 @@ FOUND = {
     2468: "a line that ends early says who holds the lock, and not that somebody does when nobody is there",
     3525: "what is decided while the broker stops is in the log, or not decided",
     6685: "a broker that is cancelled writes its log until all who have something to say have said it",
+    8764: "the simulator's own: a queue whose client pushes again remembers ids for longer than the clock jumps",
 }
 """Seeds that broke a promise once, and what was mended."""
 

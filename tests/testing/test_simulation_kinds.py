@@ -11,7 +11,7 @@ import pytest
 from queen_actors.testing.audit import Audit, Violation
 from queen_actors.testing.determinism import run
 from queen_actors.testing.history import Event, History
-from queen_actors.testing.kinds import KINDS, TURN, TURNS, is_later
+from queen_actors.testing.kinds import KINDS, TURN, TURNS, is_later, queues
 from queen_actors.testing.life import Trouble
 from queen_actors.testing.sim import CLIENTS, GROUPS, READER, Plan, Simulation
 
@@ -201,6 +201,14 @@ def test_the_auditor_sees_a_broken_promise(lived: History, spoil: Change) -> Non
 def test_a_good_history_stays_good(lived: History) -> None:
     """The positive control of the above."""
     spoiled(lived, lambda events: None)
+
+
+def test_queues_into_which_something_is_pushed_again_remember_it() -> None:
+    """For longer than any clock jumps: else a second push is another message, which breaks no promise."""
+    keep = {"dedup_window_seconds": 30 * 86_400}
+    found = queues((("conflater0", "http"), ("ager.any0", "socket")), keep)
+    assert {queue.queue for queue in found} == {"last.conflater0", "aged.ager.any0"}
+    assert all(keep.items() <= queue.options.items() for queue in found)
 
 
 def test_which_seeds_have_these_kinds() -> None:
