@@ -50,7 +50,7 @@ class TrioClock:
 
 
 _COUNTER = tuple(f"{count:03x}" for count in range(4096))
-_VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
+_VARIANT = bytes(byte & 0x3F | 0x80 for byte in range(256))
 _POOL = 256
 
 
@@ -78,11 +78,9 @@ class RandomIds:
         return self._beginning + _COUNTER[last & 0xFFF] + self._endings.pop()
 
     def _spell(self) -> None:
-        digits = self._random.randbytes(8 * _POOL).hex()
-        self._endings = [
-            f"-{_VARIANT[digits[at]]}{digits[at + 1 : at + 4]}-{digits[at + 4 : at + 16]}"
-            for at in range(0, 16 * _POOL, 16)
-        ]
+        bits = bytearray(self._random.randbytes(8 * _POOL))
+        bits[::8] = bits[::8].translate(_VARIANT)
+        self._endings = [f"-{digits[:4]}-{digits[4:]}" for digits in bits.hex(" ", 8).split()]
 
     def choose(self, below: int) -> int:
         return self._random.randrange(below)

@@ -39,16 +39,19 @@ class Api:
         When the caller is cancelled, so is the operation; a pop then leases nothing to it. A `bounded` caller ends the
         call itself after `limits.CALL_DEADLINE_SECONDS`, if it is none that waits.
         """
-        route = names = None
+        route = None
         try:
             found = self._router.find(request.method, request.raw_path)
-            if found is not None:
+            if found is None:
+                reply = self._unknown(request)
+            else:
                 route, names = found
-            reply = (
-                self._unknown(request)
-                if route is None or names is None
-                else await self._answer(request, route, names, bounded)
-            )
+                caller = await self._authorize(request, route.access)
+                call = Call(self._broker, self._settings, request, caller, names, self._requests)
+                if route.waits:
+                    reply = await self._wait(route, call)
+                else:
+                    reply = await (route.handler(call) if bounded else self._run(route, call))
         except QueenError as error:
             reply = error_reply(error, None if route is None else route.family)
         except Exception as error:  # the boundary: a fault of ours in one request must not reach another
@@ -84,13 +87,6 @@ class Api:
         except QueenError:
             return False
         return found is not None and found[0].waits
-
-    async def _answer(self, request: Request, route: Route, names: tuple[str, ...], bounded: bool) -> Reply:
-        caller = await self._authorize(request, route.access)
-        call = Call(self._broker, self._settings, request, caller, names, self._requests)
-        if route.waits:
-            return await self._wait(route, call)
-        return await (route.handler(call) if bounded else self._run(route, call))
 
     def drain(self) -> None:
         """Let go of every parked pop, now and from now on: each is answered as if its wait were over."""

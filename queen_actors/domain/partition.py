@@ -195,12 +195,13 @@ class PartitionState:
                     outcomes.append(PushOutcome(item.queue, txn, seen.id, seen.offset, "duplicate"))
                     continue
             mid = item.id or new_id(now)
+            txn = txn or mid
             record = Record(
-                offset, now, mid, txn or mid, item.payload, item.trace, item.producer, item.timer_key, item.encrypted
+                offset, now, mid, txn, item.payload, item.trace, item.producer, item.timer_key, item.encrypted
             )
-            fresh[record.txn] = record
+            fresh[txn] = record
             records.append(record)
-            outcomes.append(PushOutcome(item.queue, record.txn, mid, offset, "queued"))
+            outcomes.append(PushOutcome(item.queue, txn, mid, offset, "queued"))
             offset += 1
         return outcomes, tuple(records)
 
