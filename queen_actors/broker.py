@@ -174,6 +174,10 @@ class Broker:
         """Give back what is leased under this id; no retry is charged. Returns how many partitions that were."""
         return await self._acks.release(lease_id)
 
+    def withdraw(self, lease_id: str) -> None:
+        """A pop's reply could not be told to anybody: its messages are free again, as if never claimed."""
+        self._acks.withdraw(lease_id)
+
     def open_session(self, ended: Callable[[LeaseEnd], None]) -> str:
         """A connection begins; `ended` is told, synchronously, of each of its messages that is no longer its own."""
         return self._acks.open_session(ended)
@@ -349,6 +353,11 @@ class Broker:
         """Is it durable what was decided in a task with a `deferral` (`actors/log.py`): its position, and `reloads` at
         that time? Raises StorageFull when it was refused, StorageFailed when its fate is not known."""
         return self._core.log.settled(position, reloads)
+
+    @property
+    def awaited(self) -> bool:
+        """Does anybody wait until something is durable?"""
+        return self._core.log.awaited
 
     def look(self, look: Callable[[], bool]) -> None:
         """Call `look`, which must not raise, each time that more is `settled`, for as long as it returns True."""

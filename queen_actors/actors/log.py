@@ -38,14 +38,19 @@ class Deferral:
     """What a task leaves in `deferral` whose calls are not to wait for the disk: they return when they are decided, and
     nothing of what they returned may be told to anybody before the log is durable up to `position` (`Log.settled`).
 
-    `position` is 0 while there is nothing to wait for; `reloads` is how often the state had been read again by then.
+    `position` is 0 while there is nothing to wait for; `reloads` is how often the state had been read again by then,
+    and `log` which log it is. `undo` takes back what is of no use to a caller who is gone; one who is `firm` must be
+    told all the same.
     """
 
-    __slots__ = ("position", "reloads")
+    __slots__ = ("firm", "log", "position", "reloads", "undo")
 
     def __init__(self) -> None:
+        self.log: Log | None = None
         self.position = 0
         self.reloads = 0
+        self.undo: Callable[[], None] | None = None
+        self.firm = False
 
 
 deferral: ContextVar[Deferral | None] = ContextVar("deferral", default=None)
@@ -95,6 +100,11 @@ class Log:
 
     def statistics(self) -> LogStatistics:
         return LogStatistics(self.position, self.committed, self._groups, self._backlog, len(self._waiting), self.full)
+
+    @property
+    def awaited(self) -> bool:
+        """Does anybody wait for a commit?"""
+        return bool(self._waiting or self._lookers)
 
     @property
     def closing(self) -> bool:
@@ -161,7 +171,7 @@ class Log:
         if later is not None:
             if wanted > self.committed:
                 if not later.position:
-                    later.reloads = self.reloads
+                    later.log, later.reloads = self, self.reloads
                 later.position = max(later.position, wanted)
             return
         if wanted <= self.committed:

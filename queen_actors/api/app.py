@@ -75,9 +75,19 @@ class Api:
         found = self._router.find(request.method, request.raw_path)
         route = None if found is None else found[0]
         refused = error_reply(error, None if route is None else route.family)
-        self._count(route, reply.status, -1)  # nobody was told of it
         self._count(route, refused.status)
+        self.unanswered(request, reply)
         return refused
+
+    def unanswered(self, request: Request, reply: Reply) -> None:
+        """Nobody was told of this reply, and nobody will be: it does not count."""
+        found = self._router.find(request.method, request.raw_path)
+        self._count(None if found is None else found[0], reply.status, -1)
+
+    @property
+    def alone(self) -> bool:
+        """Will a request that is made now share its group commit with none before it?"""
+        return not self._broker.awaited
 
     def waits(self, method: str, raw_path: bytes) -> bool:
         """May the answer to such a request take long? Then its caller should be watched: when he is gone, so is the

@@ -3,29 +3,35 @@
 It serves every route, as the web lane does, from the same `Intake`. A request for another protocol (HTTP/2, an
 upgrade) stays unread, and the connection is handed on with it. Answers leave in the order of their requests, and each
 of a peer's waits has its bound: the head, the body, the time between two requests, a write without progress.
+
+A request that is alone is decided without its waiting for the disk (`actors/log.py`: `Deferral`), and its answer is
+written by what ends the group commit, a turn of the event loop before the connection's task could.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from email.utils import formatdate
-from functools import lru_cache
+from functools import lru_cache, partial
 from http import HTTPStatus
 
 import trio
 
 from queen_actors import limits
+from queen_actors.actors.log import Deferral, deferral
 from queen_actors.api import Reply, Request
 from queen_actors.api.app import no_answer
 from queen_actors.api.errors import error_reply
 from queen_actors.api.messages import JSON, NO_BODY, value_reply
-from queen_actors.errors import Overloaded
+from queen_actors.errors import Overloaded, QueenError
 
 from .connection import Connection
+from .deferring import durable, rest_of
 from .hangups import AVAILABLE, Hangups
 from .intake import Intake, no_room
-from .requests import Message, Refused, RequestReader
+from .requests import Head, Message, Refused, RequestReader
 
 _WATCH_SECONDS = 0.5
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -113,12 +119,14 @@ class _Talk:
         "_idle",
         "_in_body",
         "_lane",
+        "_left",
         "_poll",
         "_pump",
         "_reader",
         "_received",
         "_scope",
         "_serving",
+        "_unwatched",
     )
 
     def __init__(self, lane: FastLane, connection: Connection) -> None:
@@ -135,6 +143,10 @@ class _Talk:
         self._answered_since = 0.0
         self._answered_at = 0.0
         self._serving = False
+        self._left: bytes | None = None
+        """Of an answer that has left already: what the kernel did not take of it."""
+        self._unwatched = False
+        """A request may wait long, and nobody sees yet whether its peer is gone."""
         self._due = trio.current_time() + limits.HTTP_HEAD_SECONDS
         self._received = b""
         self._ended = False
@@ -145,6 +157,8 @@ class _Talk:
     def look(self, now: float) -> None:
         if self._due <= now:
             self._scope.cancel()
+        elif self._unwatched:
+            self._watch()
 
     def stop(self) -> None:
         if self._idle:
@@ -211,57 +225,118 @@ class _Talk:
         if self._scope.cancel_called:  # its time was over when it came: nothing has been done
             return False
         lane, head = self._lane, message.head
-        self._due = trio.current_time() + limits.CALL_DEADLINE_SECONDS
+        started = trio.current_time()
+        self._due = started + limits.CALL_DEADLINE_SECONDS
         self._serving = True
         self._first = self._in_body = False
         if not self._hold(len(message.body)):
             raise no_room()
         request = Request(head.method, head.path, head.query, head.headers, message.body)
-        if lane.intake.api.waits(head.method, head.path):
-            reply = await self._watched(request)
-        else:
-            reply = await lane.intake.answer(request, bounded=True)
+        api, later, before = lane.intake.api, None, None
+        if api.alone:
+            later = Deferral()
+            before = deferral.set(later)
+        try:
+            if api.waits(head.method, head.path):
+                reply = await self._watched(head, request, later)
+            else:
+                reply = await api.handle(request, bounded=True)
+                if later is not None and later.position:
+                    reply = await self._durable(head, request, reply, later)
+        finally:
+            if before is not None:
+                deferral.reset(before)
         self._serving = False
         self._due = math.inf
         self._hold(0)
         if reply is None:
             return False
+        lane.intake.log(request, reply, started)
         keeps = head.keeps and not lane.stopping
-        answer = lane.render(reply, keeps=keeps, bodiless=head.method == "HEAD")
+        answer, self._left = self._left, None
+        if answer is None:
+            answer = lane.render(reply, keeps=keeps, bodiless=head.method == "HEAD")
         now = self._answered_at = trio.current_time()
         if not self._answers:
             self._answered_since = now
-        self._answers.append(answer)
-        self._answers_bytes += len(answer)
+        if answer:
+            self._answers.append(answer)
+            self._answers_bytes += len(answer)
         if not keeps:
             await self._end()
             return False
         # What is behind it is served before the answers leave, if that is soon
         if self._answers_bytes >= limits.HTTP_ANSWERS_BYTES or now - self._answered_since > limits.HTTP_ANSWERS_SECONDS:
             await self._flush()
+            await trio.lowlevel.checkpoint()
         return True
 
-    async def _watched(self, request: Request) -> Reply | None:
+    async def _durable(self, head: Head, request: Request, reply: Reply, later: Deferral) -> Reply:
+        """The reply, or what is said in its place, when the log has what it says, or never will have it."""
+        api = self._lane.intake.api
+        try:
+            await durable(later, partial(self._leave, head, reply))
+        except QueenError as refusal:
+            return api.revoke(request, reply, refusal)
+        except trio.Cancelled:
+            if later.undo is not None:
+                later.undo()
+            api.unanswered(request, reply)
+            raise
+        return reply
+
+    def _leave(self, head: Head, reply: Reply) -> None:
+        """The reply may be told: its answer leaves now, if the connection goes on and nothing else is to be answered.
+        Whether the peer is gone, the next read tells."""
+        if head.keeps and not (self._lane.stopping or self._answers or self._received or self._reader.unread):
+            with suppress(trio.BrokenResourceError):
+                answer = self._lane.render(reply, keeps=True, bodiless=head.method == "HEAD")
+                self._left = self._connection.write_now(answer)
+
+    async def _watched(self, head: Head, request: Request, later: Deferral | None) -> Reply | None:
         """The reply to a request that may wait long; None when the peer has gone away meanwhile, or has sent so much
         more that nobody could see it go."""
         await self._flush()
         self._due = math.inf  # how long it may wait is the request's own affair
-        if self._pump is not None and not self._pump.running:
-            self._pump.running = True
-            self._pump.nursery.start_soon(self._read_ahead, self._pump)
         if self._ended or len(self._received) > limits.HTTP_PIPELINE_BYTES:
             return None
-        hangups = self._lane.hangups if self._pump is None else None
+        self._unwatched = True
         descriptor = self._connection.descriptor
-        if hangups is not None and not hangups.watch(descriptor, self._look_in):
-            return None
         try:
             with trio.CancelScope() as self._poll:
-                return await self._lane.intake.answer(request)
+                polling = self._lane.intake.api.handle(request)
+                try:
+                    trap = polling.send(None)
+                except StopIteration as decided_at_once:
+                    reply: Reply = decided_at_once.value
+                else:
+                    self._watch()
+                    reply = await rest_of(polling, trap)
+                if later is None or not later.position:
+                    return reply
+                return await self._durable(head, request, reply, later)
         finally:
-            if hangups is not None:
-                hangups.forget(descriptor, self._look_in)
+            self._unwatched = False
+            if self._lane.hangups is not None:
+                self._lane.hangups.forget(descriptor, self._look_in)
         return None
+
+    def _watch(self) -> None:
+        """See from now on whether the peer is gone: what is decided at once, and waits for the disk, needs it only if
+        that takes long."""
+        self._unwatched = False
+        pump, hangups = self._pump, self._lane.hangups
+        if pump is None:
+            if hangups is not None and not hangups.watch(self._connection.descriptor, self._look_in):
+                self._drop_poll()
+        elif not pump.running:
+            pump.running = True
+            pump.nursery.start_soon(self._read_ahead, pump)
+
+    def _drop_poll(self) -> None:
+        """The peer of a parked request is gone, or cannot be seen to go."""
+        if self._poll is not None:
+            self._poll.cancel()
 
     def _look_in(self) -> bool:
         """Something has come while a request is parked; True to be told again."""
@@ -274,8 +349,8 @@ class _Talk:
         self._received += data
         self._ended = not data
         over = self._ended or len(self._received) > limits.HTTP_PIPELINE_BYTES
-        if over and self._poll is not None:
-            self._poll.cancel()
+        if over:
+            self._drop_poll()
         return not over
 
     def _hold(self, size: int) -> bool:
@@ -336,16 +411,15 @@ class _Talk:
             while data := await self._connection.read():
                 self._received += data
                 pump.arrived.unpark_all()
-                if len(self._received) > limits.HTTP_PIPELINE_BYTES and self._poll is not None:
-                    self._poll.cancel()
+                if len(self._received) > limits.HTTP_PIPELINE_BYTES:
+                    self._drop_poll()
                 while len(self._received) > limits.HTTP_PIPELINE_BYTES:
                     await pump.taken.park()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         self._ended = True
         pump.arrived.unpark_all()
-        if self._poll is not None:
-            self._poll.cancel()
+        self._drop_poll()
 
     # -- writing -------------------------------------------------------------------------------------------------------
 

@@ -31,17 +31,21 @@ class Intake:
         """The bytes of a body are let go."""
         self._bodies -= size
 
-    async def answer(self, request: Request, *, bounded: bool = False) -> Reply:
-        """The reply to a request. Raises nothing but for cancellation. `bounded`: as `Api.handle` has it."""
-        if not self._access_log:
-            return await self.api.handle(request, bounded=bounded)
+    async def answer(self, request: Request) -> Reply:
+        """The reply to a request. Raises nothing but for cancellation."""
         started = trio.current_time()
-        reply = await self.api.handle(request, bounded=bounded)
+        reply = await self.api.handle(request)
+        self.log(request, reply, started)
+        return reply
+
+    def log(self, request: Request, reply: Reply, started: float) -> None:
+        """A request has its answer: a line for it, if that is wished for. `started` is by Trio's clock."""
+        if not self._access_log:
+            return
         took = round((trio.current_time() - started) * 1000, 3)
         path = request.raw_path.decode("latin-1")
         where = {"method": request.method, "path": path, "status": reply.status, "ms": took}
         access.info("%(method)s %(path)s %(status)s %(ms)s ms", where, extra=where)
-        return reply
 
 
 def no_room() -> Overloaded:

@@ -9,13 +9,11 @@ connection's requests wants it.
 
 from __future__ import annotations
 
-import types
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from math import inf
-from typing import Any, TypeVar, cast
 
 import trio
 from msgspec import Struct
@@ -28,8 +26,7 @@ from queen_actors.broker import Broker
 from queen_actors.errors import QueenError
 from queen_actors.wire.socket import Frame
 
-T = TypeVar("T")
-
+from .deferring import rest_of
 
 in_turn: ContextVar[Callable[[], Awaitable[None]]] = ContextVar("in_turn")
 """For a request with a task of its own: to be awaited before what follows its reply is let go."""
@@ -49,21 +46,6 @@ class Decided(Struct):
     due: float
     """When its time is over, by Trio's clock."""
     number: int
-
-
-@types.coroutine
-def _rest(begun: Coroutine[Any, Any, T], trap: Any) -> Generator[Any, Any, T]:
-    """The rest of a coroutine that has been begun by hand, and has stopped at this."""
-    try:
-        while True:
-            try:
-                value = yield trap
-            except BaseException as thrown:  # a cancellation, most of all: it is the coroutine's
-                trap = begun.throw(thrown)
-            else:
-                trap = begun.send(value)
-    except StopIteration as done:
-        return cast(T, done.value)
 
 
 class Pipeline:
@@ -118,7 +100,7 @@ class Pipeline:
             reply: Reply = decided_at_once.value
         else:
             with self._pause():
-                reply = await _rest(deciding, trap)
+                reply = await rest_of(deciding, trap)
         position = later.position
         waits = position or self._turns
         due = self._time() + limits.CALL_DEADLINE_SECONDS if waits else 0.0

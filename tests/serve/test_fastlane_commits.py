@@ -1,0 +1,168 @@
+"""A request of the fast lane that waits for its group commit: it is decided, and nothing of it has been told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import trio
+import trio.testing
+from serve_kit import Peer, Running, server
+
+from queen_actors.actors.log import Deferral, Log
+from queen_actors.domain.effects import Counters, Entry
+from queen_actors.errors import StorageFull
+from queen_actors.serve.deferring import durable
+from queen_actors.storage.memory import Faults, MemoryStore
+
+SLOW = 2.0
+"""Seconds that a commit takes."""
+POP = "/api/v1/pop/queue/q?partitions=1"
+
+
+@pytest.fixture(autouse=True)
+def lane() -> str:
+    """The default one is the fast one."""
+    return "fast"
+
+
+async def push(peer: Peer, number: int) -> int:
+    status, _ = await peer.json("POST", "/api/v1/push", {"items": [{"queue": "q", "payload": number}]})
+    return status
+
+
+async def answered(house: Running, route: str) -> dict[int, int]:
+    """How many requests of this route were answered with each status, as the metrics have it."""
+    _, _, body = await (await house.connect()).request("GET", "/metrics/prometheus")
+    found: dict[int, int] = {}
+    for line in body.decode().splitlines():
+        if line.startswith("queen_http_requests_total{") and f'route="{route}"' in line:
+            found[int(line.partition('status="')[2].partition('"')[0])] = round(float(line.rpartition(" ")[2]))
+    return found
+
+
+async def test_a_refused_commit_is_told_in_the_place_of_the_reply(autojump_clock: trio.testing.MockClock) -> None:
+    """507 for all that was pipelined behind it too, and the metrics count what was told; the connection goes on."""
+    async with server(memory=True) as house:
+        peer = await house.connect()
+        assert await push(peer, 1) == 201
+        house.faults.latency, house.faults.full = SLOW, True
+        statuses = [await push(peer, 2)]
+        house.faults.latency, house.faults.full = 0, False
+        await trio.sleep(5)
+        statuses.append(await push(peer, 3))
+        assert statuses == [507, 201]
+        assert await answered(house, "/api/v1/push") == {201: 2, 507: 1}
+
+
+async def test_a_call_that_took_too_long_was_not_answered(autojump_clock: trio.testing.MockClock) -> None:
+    """The metrics do not count the reply that nobody was told."""
+    async with server(memory=True) as house:
+        house.faults.latency = 1000
+        assert await push(await house.connect(), 1) == 503
+        house.faults.latency = 0
+        assert await answered(house, "/api/v1/push") == {}
+
+
+@pytest.mark.parametrize("memory", [True, False])
+async def test_who_hangs_up_during_the_commit_of_his_pop_leases_nothing(memory: bool) -> None:
+    """Its messages are the next one's, long before the lease would have been over."""
+    async with server(memory=memory) as house:
+        other = await house.connect()
+        assert await push(other, 1) == 201
+        house.faults.latency = SLOW
+        gone = await house.connect()
+        await gone.send(f"GET {POP} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        await trio.sleep(0.05)
+        await gone.stream.aclose()
+        await trio.sleep(1)
+        house.faults.latency = 0
+        with trio.fail_after(20):
+            status, reply = await other.json("GET", f"{POP}&wait=true&timeout=10000")
+        assert (status, len(reply["messages"])) == (200, 1)
+
+
+async def test_what_the_kernel_does_not_take_at_once_follows() -> None:
+    """A claim of several megabytes, told at its commit; and the connection goes on behind it."""
+    text = "x" * 3_000_000
+    async with server() as house:
+        peer = await house.connect()
+        items = [{"queue": "q", "payload": text}, {"queue": "q", "payload": text}]
+        assert (await peer.json("POST", "/api/v1/push", {"items": items}))[0] == 201
+        status, _, body = await peer.request("GET", f"{POP}&batch=2")
+        assert (status, [message["data"] for message in json.loads(body)["messages"]]) == (200, [text, text])
+        assert await push(peer, 1) == 201
+
+
+async def test_a_stop_during_a_commit_makes_its_answer_the_last(autojump_clock: trio.testing.MockClock) -> None:
+    """It says so, although it did not when it was decided."""
+    async with server(memory=True) as house:
+        peer = await house.connect()
+        house.faults.latency = SLOW
+        async with trio.open_nursery() as nursery:
+
+            async def ask() -> None:
+                status, headers, _ = await peer.request(
+                    "POST", "/api/v1/push", {"items": [{"queue": "q", "payload": 1}]}
+                )
+                assert (status, headers["connection"]) == (201, "close")
+
+            nursery.start_soon(ask)
+            await trio.sleep(SLOW / 2)
+            house.shutdown.set()
+        assert await peer.end() == b""
+
+
+async def test_it_leaves_a_turn_before_its_task_goes_on(autojump_clock: trio.testing.MockClock) -> None:
+    """In the step that ends the commit; a refusal is raised, and nothing leaves."""
+    faults = Faults()
+    log = Log(MemoryStore(faults=faults))
+    order: list[str] = []
+    log.on_commit.append(lambda position: order.append(f"commit {position}"))
+
+    async def wait(later: Deferral) -> None:
+        later.log, later.position = log, log.append(Entry(1, Counters(), ()))
+        await durable(later, lambda: order.append("left"))
+        order.append("went on")
+
+    await log._store.open(_Nothing())  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(log.run)
+        await wait(Deferral())
+        assert order == ["commit 1", "left", "went on"]
+        faults.full = True
+        with pytest.raises(StorageFull):
+            await wait(Deferral())
+        assert order[3:] == []
+
+
+async def test_somebody_firm_is_told_although_he_is_cancelled(autojump_clock: trio.testing.MockClock) -> None:
+    """What was committed at its delivery is nobody else's; anybody else leaves at once, and nothing leaves for him."""
+    log = Log(MemoryStore(faults=Faults(latency=SLOW)))
+    await log._store.open(_Nothing())  # type: ignore[arg-type]
+    for firm, left in ((False, []), (True, [True])):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(log.run)
+            later, found = Deferral(), []
+            later.log, later.position, later.firm = log, log.append(Entry(1, Counters(), ())), firm
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await durable(later, lambda found=found: found.append(True))  # type: ignore[misc]
+            await trio.sleep(2 * SLOW)
+            assert found == left
+            nursery.cancel_scope.cancel()
+
+
+class _Nothing:
+    """A recovery of an empty log."""
+
+    def restore(self, effects: object) -> None: ...
+
+    def recent_since(self) -> int:
+        return 0
+
+    def sealed(self, runs: object) -> None: ...
+
+    def recent(self, messages: object) -> None: ...
+
+    def entry(self, entry: object) -> None: ...
