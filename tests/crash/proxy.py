@@ -60,14 +60,16 @@ class Proxy:
         except OSError:
             _reset(client)
             return
-        with trio.CancelScope() as scope:
-            self._scopes.add(scope)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._pump, client, broker, "in", scope)
-                nursery.start_soon(self._pump, broker, client, "out", scope)
-        self._scopes.discard(scope)
-        for stream in (client, broker):
-            _reset(stream)
+        try:
+            with trio.CancelScope() as scope:
+                self._scopes.add(scope)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._pump, client, broker, "in", scope)
+                    nursery.start_soon(self._pump, broker, client, "out", scope)
+            self._scopes.discard(scope)
+        finally:  # also when the proxy ends while the link lives
+            for stream in (client, broker):
+                _reset(stream)
 
     async def _pump(self, source: trio.SocketStream, sink: trio.SocketStream, way: Way, link: trio.CancelScope) -> None:
         try:
