@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import pathlib
 import threading
 import time
@@ -10,11 +11,13 @@ import weakref
 
 import pytest
 import trio
+import trio.testing
 from storage_kit import Workload, queue
 
 from queen_actors.domain.effects import Appended, DeadLetterPut, QueueDropped, TracePut
 from queen_actors.ports import SealedRun
 from queen_actors.storage import schema
+from queen_actors.storage import worker as workers
 from queen_actors.storage.directory import DataDirectory, file_checksum
 from queen_actors.storage.fileops import FileOps
 from queen_actors.storage.reader import RunIndex
@@ -22,6 +25,13 @@ from queen_actors.storage.upkeep import EVICT_MESSAGES, pieces
 from queen_actors.storage.worker import Worker
 
 
+@pytest.fixture(params=sorted({False, hasattr(os, "eventfd")}))
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way back from a worker's thread: where there are eventfds, and where there are none."""
+    monkeypatch.setattr(workers, "_EVENTFD", request.param)
+
+
+@pytest.mark.usefixtures("way")
 async def test_calls_run_in_order_on_one_thread() -> None:
     """Results and exceptions come back to the task that asked; the calls keep their order."""
     worker = Worker("test")
@@ -44,6 +54,7 @@ async def test_calls_run_in_order_on_one_thread() -> None:
     worker.stop()
 
 
+@pytest.mark.usefixtures("way")
 async def test_a_cancelled_call_is_waited_for_and_hurried() -> None:
     """A cancellation calls `hurry`, and shows after the call has ended."""
     worker = Worker("test")
@@ -55,6 +66,7 @@ async def test_a_cancelled_call_is_waited_for_and_hurried() -> None:
     worker.stop()
 
 
+@pytest.mark.usefixtures("way")
 async def test_an_idle_worker_keeps_nothing_alive() -> None:
     """What a call returned and closed over can be collected when it is done."""
 
@@ -76,6 +88,7 @@ async def test_an_idle_worker_keeps_nothing_alive() -> None:
     worker.stop()
 
 
+@pytest.mark.usefixtures("way")
 def test_a_worker_outlives_the_loop_that_left_it() -> None:
     """A call whose task is gone with its loop does no harm."""
     worker = Worker("test")
@@ -89,6 +102,35 @@ def test_a_worker_outlives_the_loop_that_left_it() -> None:
     worker.stop()
     worker._thread.join(60)
     assert not worker._thread.is_alive()
+
+
+@pytest.mark.usefixtures("way")
+def test_a_worker_leaves_no_descriptor() -> None:
+    """Neither when it is stopped, nor when its loop ends before that; and the next loop can use it."""
+
+    def descriptors() -> int:
+        return len(os.listdir("/dev/fd"))
+
+    async def use(worker: Worker) -> None:
+        for number in range(3):
+            assert await worker.run(lambda number=number: number) == number  # type: ignore[misc]
+
+    async def stop() -> None:
+        before, worker = descriptors(), Worker("test")
+        await use(worker)
+        worker.stop()
+        worker._thread.join(60)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert descriptors() == before
+
+    trio.run(stop)
+    before, left = descriptors(), Worker("test")
+    trio.run(use, left)
+    trio.run(use, left)
+    left.stop()
+    left._thread.join(60)
+    assert not left._thread.is_alive()
+    assert descriptors() == before
 
 
 @pytest.fixture
