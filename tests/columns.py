@@ -3,6 +3,7 @@
     python -m tests.columns small            # under three minutes on two idle cores: what `./check` runs
     python -m tests.columns soak --write     # under an hour: `./check --soak`
     python -m tests.columns release --write  # a day: `./check --release`
+    python -m tests.columns release --minutes 30 --start 500000  # of a day what there is time for, on seeds of its own
 
 Every step is a command that may be called by itself. It is called again and again, with other seeds, until its target
 or its time is reached. Two calls that keep a core busy run at a time, and two beside them that mostly wait; what has
@@ -397,10 +398,11 @@ def call(step: Step, command: Sequence[str], environment: dict[str, str], count:
     return step.parse(done, count)
 
 
-def run(column: str, start: int, jobs: int, beside: int, only: str | None) -> list[Result]:
-    """Every step; `jobs` calls at a time that keep a core busy, and `beside` them so many that wait."""
+def run(column: str, start: int, jobs: int, beside: int, only: str | None, seconds: float) -> list[Result]:
+    """Every step, in so many seconds; `jobs` calls at a time that keep a core busy, and `beside` them so many that
+    wait."""
     results = [Result(step, step.amounts[column]) for step in TABLE if only is None or only in step.name]
-    board = Board(results, start, BUDGETS[column])
+    board = Board(results, start, seconds)
     threads = [threading.Thread(target=board.work, args=(number >= jobs,)) for number in range(jobs + beside)]
     for thread in threads:
         thread.start()
@@ -423,10 +425,10 @@ def line(result: Result) -> str:
     return f"{result.state:<12} {result.step.name:<30} {done} ({result.reached}), {result.seconds:.0f} s{shown}"
 
 
-def figures(column: str, results: Sequence[Result], seconds: float) -> str:
-    """The table for the document."""
+def figures(column: str, results: Sequence[Result], seconds: float, asked: str | None = None) -> str:
+    """The table for the document. `asked`: the command's words, if there were others than the column and `--write`."""
     cores, version = os.cpu_count(), platform.python_version()
-    ran = f"`python -m tests.columns {column} --write`, {datetime.now(UTC):%Y-%m-%d}"
+    ran = f"`python -m tests.columns {asked or f'{column} --write'}`, {datetime.now(UTC):%Y-%m-%d}"
     lines = [
         f"{ran}, {cores} cores, Python {version}, {seconds / 60:.0f} minutes.",
         "",
@@ -467,13 +469,15 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="calls at a time that keep a core busy (default 2)")
     parser.add_argument("--beside", type=int, default=2, help="calls at a time that mostly wait (default 2)")
     parser.add_argument("--only", help="steps whose name holds this")
+    parser.add_argument("--minutes", type=float, help="end it after so many, with what has been done by then")
     parser.add_argument("--write", action="store_true", help="put the figures into docs/reliability.md")
     options = parser.parse_args()
     began = time.monotonic()
-    results = run(options.column, options.start, options.jobs, options.beside, options.only)
+    budget = BUDGETS[options.column] if options.minutes is None else options.minutes * 60
+    results = run(options.column, options.start, options.jobs, options.beside, options.only, budget)
     seconds = time.monotonic() - began
     if options.write:
-        write(options.column, figures(options.column, results, seconds))
+        write(options.column, figures(options.column, results, seconds, shlex.join(sys.argv[1:])))
     print("\n".join(map(line, results)))
     bad = [result for result in results if result.state != "held"]
     reached = sum(result.reached == "reached" for result in results)

@@ -202,6 +202,9 @@ def test_the_figures_have_their_place(tmp_path: Path) -> None:
     for column in COLUMNS:
         for _ in range(2):
             write(column, figures(column, [result], 60), document)
+    assert figures("release", [result], 60, "release --minutes 6").startswith(
+        "`python -m tests.columns release --minutes 6`"
+    )
     text = document.read_text()
     assert text.count("| x | I1 | 2 things | 2 | reached | 5 more | 0 |") == 3
     with pytest.raises(ValueError, match="no place"):
