@@ -30,10 +30,10 @@ RETRY_SECONDS = 0.5
 
 
 class _Waiter:
-    """One place in a line. `done` is set with `result` when the permit is granted, without it when the wait is over
-    before its time."""
+    """One place in a line. `done` is set with `result` when the permit is granted, which the log has at `position` (see
+    `Log.durable` for `reloads`); without it when the wait is over before its time."""
 
-    __slots__ = ("done", "op", "permits", "reloads", "result", "session")
+    __slots__ = ("done", "op", "permits", "position", "reloads", "result", "session")
 
     def __init__(self, op: Acquire, permits: Permits | None, session: bool) -> None:
         self.op = op
@@ -41,6 +41,7 @@ class _Waiter:
         self.session = session
         self.done = trio.Event()
         self.result: LockResult | None = None
+        self.position = 0
         self.reloads = 0
 
 
@@ -97,10 +98,14 @@ class Locks:
         core = self._core
         await core.turn([("lock", op.name)])
         (result,) = self._step([op], holding.get(), session=session)
+        waiter = _Waiter(op, holding.get(), session)
         if not result.ok and wait > 0:
-            result = await self._wait(_Waiter(op, holding.get(), session), wait)
+            result = await self._wait(waiter, wait)
         try:
-            await core.log.durable()
+            if waiter.result is None:
+                await core.log.durable()
+            else:
+                await core.log.durable(waiter.position, waiter.reloads)
         except trio.Cancelled:
             self._unwanted(op, result, holding.get())
             raise
@@ -122,8 +127,6 @@ class Locks:
             finally:
                 self._leave(waiter)
         if waiter.result is not None:
-            if waiter.reloads != core.log.reloads:
-                raise Unavailable("the grant could not be written; send the call again", code="retry")
             return waiter.result
         await core.turn([("lock", op.name)])
         if self._is_over(waiter):  # the caller is going: whoever is next shall have it
@@ -211,7 +214,7 @@ class Locks:
             draft.add(decision.effects)
             core.commit(draft)
             owners.add(waiter.op.owner)
-            waiter.result, waiter.reloads = decision.result, core.log.reloads
+            waiter.result, waiter.position, waiter.reloads = decision.result, core.log.position, core.log.reloads
             self._granted(waiter.op, decision.result, waiter.permits, waiter.session)
             self._leave(waiter)
             waiter.done.set()

@@ -155,14 +155,21 @@ class Log:
         self._rouse()
         return self.position
 
-    async def durable(self, position: int | None = None) -> None:
-        """Return when everything up to `position` (all that is decided by now) survives a crash.
+    async def durable(self, position: int | None = None, reloads: int | None = None) -> None:
+        """Return when everything up to `position` (all that is decided by now) survives a crash. Who has awaited
+        anything since it was decided says how often the state had been read again by then: what came later, and was
+        refused perhaps, is not his affair.
 
         Raises StorageFull when it was refused, StorageFailed when its fate is not known. Always a checkpoint, but for
         a task with a `deferral`, which gets the position instead.
         """
         tell_decided()
         wanted = self.position if position is None else position
+        if reloads is not None and wanted <= self.reached(reloads):
+            await checkpoint()
+            return
+        if reloads is not None and reloads != self.reloads:
+            raise copy(self._refusal)
         if self.reloading:
             raise Unavailable("the state is being read again from the log; send the call again", code="retry")
         if self._failure is not None:
