@@ -103,6 +103,7 @@ class Subscription:
         self._broker = broker
         self._tell = lost
         self._session = ""
+        self._lease = min(terms.lease_seconds, terms.max_lease_seconds) * SECOND
         self._credit = terms.credit
         self._unsettled = 0
         self._held: dict[tuple[str, int], _Held] = {}
@@ -135,7 +136,7 @@ class Subscription:
             partitions=None if terms.partition is not None else terms.partitions,
             wait=FOREVER,
             auto_ack=terms.auto_ack,
-            lease=min(terms.lease_seconds, terms.max_lease_seconds) * SECOND,
+            lease=self._lease,
             subscription_mode=terms.subscription_mode,
             subscription_from=iso_zulu(now) if put.mode == "new" else start,
             create=False,
@@ -199,7 +200,7 @@ class Subscription:
                 self._held[(reply.lease_id, claim.pid)] = _Held(claim.partition, len(claim.records))
         if alive and reply.lease_id:
             now = self._broker.clock.now()
-            expires, until = now + self._request.lease, now + self.terms.max_lease_seconds * SECOND
+            expires, until = now + self._lease, now + self.terms.max_lease_seconds * SECOND
             partitions = {claim.pid for claim in alive}
             self._leases[reply.lease_id] = _Lease(expires, until, partitions, expires >= until)
         return [Delivery(reply.lease_id, reply.group, claim) for claim in alive]
@@ -240,13 +241,13 @@ class Subscription:
     @property
     def patience(self) -> float:
         """How often `keep_alive` must be called while leases are out, seconds."""
-        return self._request.lease / SECOND / 3
+        return self._lease / SECOND / 3
 
     async def keep_alive(self) -> None:
         """The subscriber is alive: extend the leases that would run out soon, up to `max_lease_seconds` after their
         delivery. Raises what `Broker.extend` raises."""
         now = self._broker.clock.now()
-        soon = now + self._request.lease * 2 // 3
+        soon = now + self._lease * 2 // 3
         due = [lease_id for lease_id, lease in self._leases.items() if lease.expires <= soon and not lease.capped]
         for first in range(0, len(due), EXTENDS_AT_ONCE):
             async with trio.open_nursery() as nursery:
@@ -258,8 +259,8 @@ class Subscription:
         if lease is None:
             return
         now = self._broker.clock.now()
-        seconds = min(self._request.lease, lease.until - now) // SECOND
-        expires, capped = now + seconds * SECOND, now + self._request.lease >= lease.until
+        seconds = min(self._lease, lease.until - now) // SECOND
+        expires, capped = now + seconds * SECOND, now + self._lease >= lease.until
         if expires > lease.expires:
             await self._broker.extend(lease_id, seconds)
             lease.expires = expires

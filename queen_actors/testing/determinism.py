@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from functools import partial
 from math import inf
 from typing import NoReturn, TypeVar
 
@@ -24,8 +23,13 @@ JUMP, ABORT = "_autojump", "_attempt_abort"
 is shielded from; a test fails when they are gone."""
 
 
+STEPS_AT_ONCE = 1_000_000
+"""So many steps of tasks at one instant are a loop without an end; what a run does at one is a hundredth of it."""
+
+
 class Stuck(Exception):
-    """Every task waits, and none of them for a time to come: nothing goes on any more."""
+    """Every task waits, and none of them for a time to come: nothing goes on any more. Or tasks go round without
+    waiting for any time: it would go on for ever."""
 
 
 @contextmanager
@@ -50,7 +54,7 @@ def run(seed: int, main: Callable[[], Awaitable[T]], *, alone: bool = False) -> 
     """Run `main` on virtual time, scheduled as `seed` says.
 
     `alone`: no thread, socket or signal will ever wake one of its tasks. When all of them wait for each other, Stuck is
-    raised where each of them waits.
+    raised where each of them waits; also when they go round at one instant without an end: `main` is cancelled.
     """
     clock = MockClock(autojump_threshold=0)
     if alone:
@@ -63,21 +67,43 @@ def _watched(main: Callable[[], Awaitable[T]], clock: MockClock) -> Callable[[],
     jump: Callable[[], None] = getattr(clock, JUMP)
 
     async def watched() -> T:
-        setattr(clock, JUMP, partial(_jump_or_end, jump, trio.lowlevel.current_task()))
+        watch = _Watch(jump, trio.lowlevel.current_task())
+        setattr(clock, JUMP, watch.jump_or_end)
+        trio.lowlevel.add_instrument(watch)
         try:
-            return await main()
+            with watch.scope:
+                found = await main()
         finally:
+            trio.lowlevel.remove_instrument(watch)
             setattr(clock, JUMP, jump)
+        if watch.scope.cancelled_caught:
+            raise Stuck(f"it would go on for ever: {STEPS_AT_ONCE:,} steps of tasks at one instant")
+        return found
 
     return watched
 
 
-def _jump_or_end(jump: Callable[[], None], main: trio.lowlevel.Task) -> None:
-    if trio.lowlevel.current_statistics().seconds_to_next_deadline < inf:
-        jump()
-        return
-    for task in _leaves(main):
-        getattr(task, ABORT)(_stuck)
+class _Watch(trio.abc.Instrument):
+    """Ends a run that would not end by itself."""
+
+    def __init__(self, jump: Callable[[], None], main: trio.lowlevel.Task) -> None:
+        self.scope = trio.CancelScope()
+        self._jump = jump
+        self._main = main
+        self._steps = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._steps += 1
+        if self._steps == STEPS_AT_ONCE:
+            self.scope.cancel()
+
+    def jump_or_end(self) -> None:
+        self._steps = 0
+        if trio.lowlevel.current_statistics().seconds_to_next_deadline < inf:
+            self._jump()
+            return
+        for task in _leaves(self._main):
+            getattr(task, ABORT)(_stuck)
 
 
 def _leaves(task: trio.lowlevel.Task) -> list[trio.lowlevel.Task]:

@@ -532,6 +532,21 @@ async def test_a_lease_is_kept_while_the_peer_answers(hall: House) -> None:
     assert peer.events("lease") == []
 
 
+async def test_a_peer_is_pinged_no_oftener_while_a_subscription_is_opened() -> None:
+    """However long the disk takes for it."""
+    faults = Faults()
+    async with house(Settings(data=None, heartbeat_seconds=5), faults=faults) as hall:
+        peer = await hall.peer()
+        faults.latency = 8.0
+        await peer.say({"id": 1, "op": "subscribe", "sub": "s", "queue": "q", "leaseSeconds": 6})
+        await trio.sleep(5)
+        for _ in range(1000):
+            await trio.lowlevel.checkpoint()
+            assert peer.pings <= 1
+        assert (await peer.reply(1))["ok"]
+        assert peer.pings <= 3
+
+
 @pytest.mark.parametrize("seconds", [1, 2, 5])
 async def test_a_lease_shorter_than_the_heartbeat_is_kept(hall: House, seconds: int) -> None:
     """Pings come often enough for the shortest lease of the connection."""

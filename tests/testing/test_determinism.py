@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from math import inf
 
 import pytest
 import trio
 import trio._core._run as scheduler
 from trio.testing import MockClock
 
-from queen_actors.testing.determinism import ABORT, DETERMINISTIC, JUMP, SHUFFLE, Stuck, deterministic, run
+from queen_actors.testing.determinism import ABORT, DETERMINISTIC, JUMP, SHUFFLE, STEPS_AT_ONCE, Stuck, deterministic, run
 
 
 def test_trio_still_has_the_names_that_determinism_needs() -> None:
@@ -36,6 +37,26 @@ def test_a_run_in_which_nothing_goes_on_ends() -> None:
     with pytest.raises(ExceptionGroup) as found:
         run(1, stuck, alone=True)
     assert found.group_contains(Stuck, match="nothing goes on any more")
+
+
+def test_a_run_that_goes_round_at_one_instant_ends() -> None:
+    """Two tasks that give each other work and never wait for time; not one that does much now and then."""
+
+    async def busy(steps: float, seconds: float) -> None:
+        while steps > 0:
+            await trio.lowlevel.checkpoint()
+            steps -= 1
+            if steps % 1000 == 0:
+                await trio.sleep(seconds)
+
+    async def endless() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(busy, inf, 0)
+            await trio.sleep(1)
+
+    assert run(1, partial(busy, STEPS_AT_ONCE // 100, 0.001), alone=True) is None
+    with pytest.raises(Stuck, match="it would go on for ever"):
+        run(1, endless, alone=True)
 
 
 def test_the_scheduler_is_seeded() -> None:
