@@ -10,7 +10,16 @@ import trio
 import trio._core._run as scheduler
 from trio.testing import MockClock
 
-from queen_actors.testing.determinism import ABORT, DETERMINISTIC, JUMP, SHUFFLE, STEPS_AT_ONCE, Stuck, deterministic, run
+from queen_actors.testing.determinism import (
+    ABORT,
+    DETERMINISTIC,
+    JUMP,
+    SHUFFLE,
+    STEPS_AT_ONCE,
+    Stuck,
+    deterministic,
+    run,
+)
 
 
 def test_trio_still_has_the_names_that_determinism_needs() -> None:
