@@ -48,7 +48,7 @@ class Worker:
 
         way, token = self._way, trio.lowlevel.current_trio_token()
         if way is None or way.token is not token:  # the first call, or the first in another run of Trio's
-            way = self._way = _Eventfd(token) if _EVENTFD else _Soon(token)
+            way = self._way = _way_back(token)
         self._inbox.put((call, then, trio.lowlevel.current_task(), way))
         return cast(T, await trio.lowlevel.wait_task_rescheduled(abort))
 
@@ -80,23 +80,35 @@ class _Soon:
 
 
 class _Eventfd:
-    """A way back into Trio's thread with as little on it as there can be."""
+    """A way back into Trio's thread with as little on it as there can be.
+
+    When a loop ends, its task here does before others of the system's, and before generators are finalized: what those
+    wait for comes back by Trio's own way. Raises OSError when there is no descriptor to be had, RuntimeError when no
+    system task begins any more.
+    """
 
     def __init__(self, token: trio.lowlevel.TrioToken) -> None:
         self.token = token
         self._closed = False
+        self._soon = _Soon(token)
         self._returned: deque[_Returned | None] = deque()
         self._lock = threading.Lock()
         """Held while the descriptor is used by the other thread, and while it is closed: its number is soon reused."""
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        trio.lowlevel.spawn_system_task(self._collect, name="queen-actors-collect")
+        try:
+            trio.lowlevel.spawn_system_task(self._collect, name="queen-actors-collect")
+        except RuntimeError:
+            os.close(self._fd)
+            raise
 
     def back(self, returned: _Returned | None) -> None:
         """From the other thread: its caller goes on; None: there will be no more."""
         with self._lock:
-            if not self._closed:  # else the loop has ended, and the task with it
+            if not self._closed:
                 self._returned.append(returned)
                 os.eventfd_write(self._fd, 1)
+                return
+        self._soon.back(returned)
 
     async def _collect(self) -> None:
         try:
@@ -113,9 +125,19 @@ class _Eventfd:
             with self._lock:
                 self._closed = True
                 os.close(self._fd)
+            while self._returned:
+                self._soon.back(self._returned.popleft())
 
 
 _EVENTFD = hasattr(os, "eventfd")  # Linux
+
+
+def _way_back(token: trio.lowlevel.TrioToken) -> _Eventfd | _Soon:
+    """The best way that there is."""
+    if _EVENTFD:
+        with contextlib.suppress(OSError, RuntimeError):  # out of descriptors, or the loop is about to end
+            return _Eventfd(token)
+    return _Soon(token)
 
 
 def _go_on(task: trio.lowlevel.Task, result: outcome.Outcome[Any], then: Callable[[], None] | None) -> None:

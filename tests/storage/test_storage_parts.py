@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import pathlib
 import threading
 import time
 import weakref
+from collections.abc import AsyncGenerator
 
 import pytest
 import trio
@@ -102,6 +104,58 @@ def test_a_worker_outlives_the_loop_that_left_it() -> None:
     worker.stop()
     worker._thread.join(60)
     assert not worker._thread.is_alive()
+
+
+@pytest.mark.usefixtures("way")
+def test_a_loop_that_ends_waits_for_its_calls() -> None:
+    """A system task that is at a call gets its result, and may make more; so may a generator that is finalized."""
+    worker, begun, go_on, results = Worker("test"), threading.Event(), threading.Event(), []
+
+    def held() -> int:
+        begun.set()
+        return int(go_on.wait(60))
+
+    async def call() -> None:
+        results.append(await worker.run(held))
+        results.append(await worker.run(lambda: 2))
+
+    async def late() -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            other = Worker("late")
+            results.append(await other.run(lambda: 3))
+            other.stop()
+
+    async def main() -> object:
+        trio.lowlevel.spawn_system_task(call)
+        await trio.testing.wait_all_tasks_blocked()
+        assert begun.wait(60)
+        generator = late()
+        await anext(generator)
+        threading.Timer(0.2, go_on.set).start()
+        return generator
+
+    # In a thread of its own, so that a loop that never ends fails the test
+    loop = threading.Thread(target=trio.run, args=(main,), daemon=True)
+    loop.start()
+    loop.join(20)
+    assert not loop.is_alive()
+    assert results == [1, 2, 3]
+    worker.stop()
+
+
+async def test_a_worker_does_without_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has none left calls its threads all the same."""
+
+    def none_left(_: trio.lowlevel.TrioToken) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    worker = Worker("test")
+    monkeypatch.setattr(workers, "_EVENTFD", True)
+    monkeypatch.setattr(workers, "_Eventfd", none_left)
+    assert await worker.run(lambda: 1) == 1
+    worker.stop()
 
 
 @pytest.mark.usefixtures("way")
