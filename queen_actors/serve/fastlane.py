@@ -296,7 +296,9 @@ class _Talk:
     async def _watched(self, head: Head, request: Request, later: Deferral | None) -> Reply | None:
         """The reply to a request that may wait long; None when the peer has gone away meanwhile, or has sent so much
         more that nobody could see it go."""
-        await self._flush()
+        if self._answers:
+            await self._flush()
+            await trio.lowlevel.checkpoint()  # one that finds nothing may wait for nothing at all
         self._due = math.inf  # how long it may wait is the request's own affair
         if self._ended or len(self._received) > limits.HTTP_PIPELINE_BYTES:
             return None

@@ -94,6 +94,30 @@ async def test_what_the_kernel_does_not_take_at_once_follows() -> None:
         assert await push(peer, 1) == 201
 
 
+async def test_pops_behind_one_another_let_others_run() -> None:
+    """Those that find nothing, and wait for nothing, are not all answered in one turn of the event loop."""
+    pops, turns = 200, 0
+    async with server() as house:
+        peer = await house.connect()
+        assert await push(peer, 1) == 201
+        assert (await peer.request("GET", f"{POP}&autoAck=true"))[0] == 200
+        async with trio.open_nursery() as nursery:
+
+            async def count() -> None:
+                nonlocal turns
+                while True:
+                    await trio.lowlevel.checkpoint()
+                    turns += 1
+
+            await peer.send(f"GET {POP} HTTP/1.1\r\nhost: x\r\n\r\n".encode() * pops)
+            nursery.start_soon(count)
+            answers = b""
+            while answers.count(b"HTTP/1.1 204") < pops:
+                answers += await peer.stream.receive_some(65536)
+            nursery.cancel_scope.cancel()
+        assert turns >= pops // 2
+
+
 async def test_a_stop_during_a_commit_makes_its_answer_the_last(autojump_clock: trio.testing.MockClock) -> None:
     """It says so, although it did not when it was decided."""
     async with server(memory=True) as house:
