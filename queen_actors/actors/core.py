@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
 
 from queen_actors.config import Settings
 from queen_actors.domain import effects as fx
@@ -14,6 +15,8 @@ from .cipher import Cipher
 from .directory import Directory
 from .log import Log
 from .mailbox import Key, Turns
+
+T = TypeVar("T")
 
 
 class Draft:
@@ -97,6 +100,17 @@ class Core:
             await self.turns.clear(wanted)
             if not self.log.reloading:
                 return
+
+    async def seen(self, look: Callable[[], Awaitable[T]]) -> T:
+        """What `look` finds, which may await on its way, when that is durable. When the state was read again meanwhile,
+        it may have seen what was refused: it looks again."""
+        while True:
+            await self.turn()
+            reloads = self.log.reloads
+            found = await look()
+            if reloads == self.log.reloads:
+                await self.log.durable()
+                return found
 
     def commit(self, draft: Draft, *, urgent: bool = False) -> None:
         """Hand a decided step to the log and apply it, in one go; `log.durable()` tells when it survives a crash.

@@ -43,12 +43,14 @@ class Overview:
 
     async def lags(self, group: str | None = None) -> list[PartitionLag]:
         """Every cursor, or those of one group, with how far it is behind."""
+        return await self._core.seen(lambda: self._lags(group))
+
+    async def _lags(self, group: str | None) -> list[PartitionLag]:
         found: list[PartitionLag] = []
         for queue in list(self._core.directory.queues.values()):
             async for partition in self._partitions(queue):
                 wanted = [cursor for cursor in partition.cursors.values() if group is None or cursor.group == group]
                 found += [await self._lag(queue, partition, cursor) for cursor in wanted]
-        await self._core.log.durable()
         return found
 
     async def _lag(self, queue: QueueState, partition: PartitionState, cursor: CursorPut) -> PartitionLag:
@@ -99,10 +101,12 @@ class Overview:
 
     async def queues(self) -> list[QueueLine]:
         """Every queue with its counts, newest first."""
-        found = [await self._queue(queue) for queue in list(self._core.directory.queues.values())]
+        found = await self._core.seen(self._queues)
         found.sort(key=lambda line: (line.view.created_at, line.view.qid), reverse=True)
-        await self._core.log.durable()
         return found
+
+    async def _queues(self) -> list[QueueLine]:
+        return [await self._queue(queue) for queue in list(self._core.directory.queues.values())]
 
     async def _queue(self, queue: QueueState) -> QueueLine:
         now = self._core.clock.now()
@@ -119,6 +123,9 @@ class Overview:
 
     async def depth(self, name: str, group: str) -> QueueDepth | None:
         """What the group has before it in each partition; None when there is no such queue."""
+        return await self._core.seen(lambda: self._depth(name, group))
+
+    async def _depth(self, name: str, group: str) -> QueueDepth | None:
         queue = self._core.directory.queues.get(name)
         if queue is None:
             return None
@@ -131,7 +138,6 @@ class Overview:
                 cursor = fresh(partition.pid, group, await self._start(queue, partition, group))
             left = pending(partition.next_offset, partition.log_start, cursor)
             found.append(PartitionDepth(partition.name, left, min(processing(cursor, now), left)))
-        await self._core.log.durable()
         return QueueDepth(name, group, known is not None and known.conflation, tuple(found))
 
     async def _start(self, queue: QueueState, partition: PartitionState, group: str) -> int:
@@ -147,6 +153,9 @@ class Overview:
 
     async def sizes(self, name: str) -> dict[str, int] | None:
         """Payload bytes that are kept, by partition; None when there is no such queue."""
+        return await self._core.seen(lambda: self._sizes(name))
+
+    async def _sizes(self, name: str) -> dict[str, int] | None:
         queue = self._core.directory.queues.get(name)
         if queue is None:
             return None
@@ -157,7 +166,6 @@ class Overview:
             if first > partition.log_start:
                 sealed = await self._producers.size(partition.pid, partition.log_start, first - 1)
                 found[partition.name] += sealed
-        await self._core.log.durable()
         return found
 
     # -- what needs no partition -----------------------------------------------------------------------------------

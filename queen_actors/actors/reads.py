@@ -50,8 +50,7 @@ class Reads:
         with self._arrivals.watch(entry.queue for entry in entries) as watch:
             while True:
                 watch.clear()
-                found = await self._fetch(entries, max_bytes)
-                await self._core.log.durable()
+                found = await self._core.seen(lambda: self._fetch(entries, max_bytes))
                 size = sum(len(record.payload) for answer in found for record in answer.records)
                 enough = size >= min_bytes or any(answer.error for answer in found)
                 if enough or trio.current_time() >= deadline:
@@ -90,6 +89,9 @@ class Reads:
     async def changed(self, queue: str, since: int, after: int, limit: int) -> ChangedPage | None:
         """Partitions of a queue, in the order of their creation, that were written at or after `since`; those behind
         partition id `after`. None when there is no such queue."""
+        return await self._core.seen(lambda: self._changed(queue, since, after, limit))
+
+    async def _changed(self, queue: str, since: int, after: int, limit: int) -> ChangedPage | None:
         safe = self._core.clock.now()  # what is written while this looks around may be missed
         state = self._core.directory.queues.get(queue)
         if state is None:
@@ -107,13 +109,15 @@ class Reads:
                 break
             last = partition.last_ts or None
             found.append(ChangedPartition(partition.name, pid, partition.next_offset - 1, partition.log_start, last))
-        await self._core.log.durable()
         return ChangedPage(tuple(found), found[-1].pid if more else None, safe)
 
     # -- by list ---------------------------------------------------------------------------------------------------
 
     async def messages(self, wanted: MessageFilter) -> list[ListedMessage]:
         """Messages that fit, newest first: `offset` of them left out, `limit` at the most."""
+        return await self._core.seen(lambda: self._messages(wanted))
+
+    async def _messages(self, wanted: MessageFilter) -> list[ListedMessage]:
         queues = [
             queue
             for queue in self._core.directory.queues.values()
@@ -139,11 +143,13 @@ class Reads:
                 heapq.heappush(newest, (listed.record.ts, partition.pid, listed.record.offset, listed))
                 if len(newest) > count:
                     heapq.heappop(newest)
-        await self._core.log.durable()
         return [row[3] for row in sorted(newest, reverse=True)][wanted.offset :]
 
     async def appended(self, first: int, step: int, count: int) -> list[int]:
         """How many of the messages that are kept were appended in each of `count` intervals of `step` microseconds."""
+        return await self._core.seen(lambda: self._appended(first, step, count))
+
+    async def _appended(self, first: int, step: int, count: int) -> list[int]:
         found = [0] * count
         for queue in list(self._core.directory.queues.values()):
             for place, pid in enumerate(queue.partitions.values()):
@@ -155,7 +161,6 @@ class Reads:
                 edges = [await self._offset_at(partition, first + place * step) for place in range(count + 1)]
                 for place in range(count):
                     found[place] += edges[place + 1] - edges[place]
-        await self._core.log.durable()
         return found
 
     async def _listed(

@@ -579,3 +579,52 @@ async def test_a_reader_of_segments_sees_only_what_is_durable(autojump_clock: Mo
         assert txns(await pop(broker)) == []
         assert isinstance((await broker.kv([put("z")]))[0], WriteResult)  # type: ignore[index]  # one op: results
         assert records(reply)[0].txn == "m"
+
+
+LONG_LOOKS: dict[str, Action] = {
+    "fetch": lambda b: b.reads.fetch([FetchEntry("q", "hot", 1, 1000), FetchEntry("q", "cold", 0, 1000)], 9000, 1, 0),
+    "messages": lambda b: b.reads.messages(MessageFilter("q", None, None, None, None, 0, None, 10, 0)),
+    "sizes": lambda b: b.overview.sizes("q"),
+}
+
+
+@pytest.mark.parametrize("look", LONG_LOOKS.values(), ids=list(LONG_LOOKS))
+async def test_a_look_that_takes_time_knows_nothing_of_what_was_refused_meanwhile(
+    autojump_clock: MockClock, look: Action
+) -> None:
+    """I13 for lists and overviews: what they saw before a refusal, and never was, is not in their answer, although the
+    state has been read again, and is durable, when they are done."""
+
+    class Slow(MemoryStore):
+        async def size(self, pid: int, first: int, last: int) -> int:
+            await trio.sleep(5)
+            return await super().size(pid, first, last)
+
+    store = Slow(retain=True, faults=Faults(read_latency=5))
+    async with started(store) as broker:
+        for partition in ("hot", "cold"):
+            await broker.push([PushItem("q", partition, b"1", txn=partition)])
+            await pop(broker, partition=partition, group="g")
+        await store.seal()
+        await broker.passivate()
+        before = await look(broker)
+        seen: list[Any] = []
+
+        async def refused() -> None:
+            with pytest.raises(StorageFull):
+                await broker.push([PushItem("q", "hot", b"22", txn="refused")])
+
+        async def see() -> None:
+            seen.append(await look(broker))
+
+        store.faults.latency = 1
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(broker.kv, [put("k")])
+            await trio.sleep(0.1)
+            store.faults.full = True
+            nursery.start_soon(refused)
+            await trio.sleep(0.1)
+            nursery.start_soon(see)
+            await trio.sleep(1)
+            store.faults.full = False
+        assert seen == [before]
