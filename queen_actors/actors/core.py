@@ -103,11 +103,16 @@ class Core:
 
     async def seen(self, look: Callable[[], Awaitable[T]]) -> T:
         """What `look` finds, which may await on its way, when that is durable. When the state was read again meanwhile,
-        it may have seen what was refused: it looks again."""
+        it may have seen what was refused, or have stumbled over what is gone: it looks again."""
         while True:
             await self.turn()
             reloads = self.log.reloads
-            found = await look()
+            try:
+                found = await look()
+            except Exception:
+                if reloads == self.log.reloads:
+                    raise
+                continue  # whatever it was, it was of a state that is no more
             if reloads == self.log.reloads:
                 await self.log.durable()
                 return found

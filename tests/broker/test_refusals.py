@@ -628,3 +628,34 @@ async def test_a_look_that_takes_time_knows_nothing_of_what_was_refused_meanwhil
             await trio.sleep(1)
             store.faults.full = False
         assert seen == [before]
+
+
+async def test_a_look_that_stumbles_over_a_state_that_is_gone_looks_again(autojump_clock: MockClock) -> None:
+    """What it raised is told only when the state is still the one that it looked at."""
+    store = MemoryStore(retain=True)
+    looks: list[str | None] = []
+
+    async with started(store) as broker:
+        await broker.push([PushItem("q", "p", b"1", txn="kept")])
+
+        async def look() -> str | None:
+            before = broker._core.log.reloads
+            looks.append(None)
+            if len(looks) == 1:
+                store.faults.full = True
+                with pytest.raises(StorageFull):
+                    await broker.push([PushItem("q", "p", b"2", txn="refused")])
+                store.faults.full = False
+                await trio.sleep(1)
+            if broker._core.log.reloads != before:
+                raise KeyError("a partition that is gone")
+            return "seen"
+
+        assert await broker._core.seen(look) == "seen"
+        assert len(looks) == 2
+
+        async def wrong() -> None:
+            raise NotFound("there is none")
+
+        with pytest.raises(NotFound):
+            await broker._core.seen(wrong)
