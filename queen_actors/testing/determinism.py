@@ -72,13 +72,11 @@ def _watched(main: Callable[[], Awaitable[T]], clock: MockClock) -> Callable[[],
         trio.lowlevel.add_instrument(watch)
         try:
             with watch.scope:
-                found = await main()
+                return await main()
         finally:
             trio.lowlevel.remove_instrument(watch)
             setattr(clock, JUMP, jump)
-        if watch.scope.cancelled_caught:
-            raise Stuck(f"it would go on for ever: {STEPS_AT_ONCE:,} steps of tasks at one instant")
-        return found
+        raise Stuck(f"it would go on for ever: {STEPS_AT_ONCE:,} steps of tasks at one instant")
 
     return watched
 
