@@ -7,7 +7,7 @@ every reader; the store drops a segment when nothing in it lies above.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 
 from queen_actors.domain.cursor import overtaken
@@ -119,13 +119,14 @@ class Retention:
         core = self._core
         await core.turn(())
         now = core.clock.now()
-        starts = {pid: await self._start(pid, now) for pid in pids}
+        sealed = {pid: await self._sealed(pid, now) for pid in pids}
         await core.turn(())
         draft = Draft(core)
-        for pid, start in starts.items():
+        for pid, told in sealed.items():
             partition = core.directory.partition(pid)
-            if partition is None or start is None:
+            if partition is None:
                 continue
+            start = self._start(partition, now, told)
             if start > partition.log_start:
                 draft.add(_cut(partition, start))
         core.commit(draft)
@@ -133,17 +134,27 @@ class Retention:
             await self._look_again(pid, now)
         await core.log.durable()
 
-    async def _start(self, pid: int, now: int) -> int | None:
-        """Where the partition begins when every limit is applied at `now`; None when it is gone."""
+    async def _sealed(self, pid: int, now: int) -> dict[int, int]:
+        """By age, the first offset that is not older, where only the store can tell."""
+        found: dict[int, int] = {}
         partition = self._core.directory.partition(pid)
         if partition is None:
-            return None
+            return found
+        base = partition.base
+        for age, _ in limits_of(self._core.directory.queue_of(partition).options):
+            if offset_at(partition, now - age) is None:
+                at = await self._producers.first_offset_at(pid, now - age)
+                found[age] = base if at is None else at
+        return found
+
+    def _start(self, partition: PartitionState, now: int, sealed: Mapping[int, int]) -> int:
+        """Where the partition begins when every limit is applied at `now`, by the cursors as they are at the decision:
+        an ack may have been refused, or a group moved back, while the store was asked."""
         start = partition.log_start
         for age, rule in limits_of(self._core.directory.queue_of(partition).options):
             at = offset_at(partition, now - age)
             if at is None:
-                found = await self._producers.first_offset_at(pid, now - age)
-                at = partition.base if found is None else found
+                at = sealed.get(age, partition.log_start)
             start = max(start, bounded(rule, partition, at))
         return min(start, partition.next_offset)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 from queen_actors.actors import locks, permits, retention, tail, watch
+from queen_actors.domain.partition import PartitionState
 from queen_actors.domain.watch import Change
 from queen_actors.values import SECOND
 
@@ -23,10 +25,13 @@ __all__ = ["BUGS"]
 
 @bug("retention takes what is almost as old as its limit", "I1")
 def retention_early() -> None:
-    start = retention.Retention._start
+    start, sealed = retention.Retention._start, retention.Retention._sealed
 
-    async def hasty(self: retention.Retention, pid: int, now: int) -> int | None:
-        return await start(self, pid, now + SECOND)
+    def hasty(self: retention.Retention, partition: PartitionState, now: int, told: Mapping[int, int]) -> int:
+        return start(self, partition, now + SECOND, told)
+
+    async def asked(self: retention.Retention, pid: int, now: int) -> dict[int, int]:
+        return await sealed(self, pid, now + SECOND)
 
     sweep = retention.Retention._look_again
 
@@ -35,6 +40,7 @@ def retention_early() -> None:
         self._agenda.add(now + SECOND // 2, ("partition", str(pid)))
 
     put(retention.Retention, "_start", hasty)
+    put(retention.Retention, "_sealed", asked)
     put(retention.Retention, "_look_again", soon)
 
 
