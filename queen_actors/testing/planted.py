@@ -40,7 +40,7 @@ __all__ = ["BUGS"]
 
 @bug("an answer leaves before it is durable", "I1 I11 I13")
 def answer_before_durable() -> None:
-    async def durable(self: Log, position: int | None = None) -> None:
+    async def durable(self: Log, position: int | None = None, reloads: int | None = None) -> None:
         await trio.lowlevel.checkpoint()
 
     put(Log, "durable", durable)
@@ -68,7 +68,7 @@ def delivery_before_durable() -> None:
     put(pops.Pops, "_durable", durable)
 
 
-@bug("state is changed before the log has taken the step, and stays so when the log refuses", "I1 I11 I15")
+@bug("state is changed before the log has taken the step, and stays so when the log refuses", "I1 I11 I14 I15")
 def apply_before_prepare() -> None:
     def commit(self: Core, draft: Draft, *, urgent: bool = False) -> None:
         if not draft.effects:
@@ -81,7 +81,7 @@ def apply_before_prepare() -> None:
     put(Core, "commit", commit)
 
 
-@bug("after a refusal by a full disk the state is not read again", "I1 I2 I15")
+@bug("after a refusal by a full disk the state is not read again", "I1 I2 I7 I14 I15")
 def refused_group_stays() -> None:
     async def reload(self: broker_module.Broker) -> None:
         self._core.log.restart(self._core.log.committed)
@@ -104,7 +104,7 @@ def counter_not_persisted() -> None:
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
-@bug("leases, lifetimes and timers go by the wall clock", "I3 I9 I10")
+@bug("leases, lifetimes and timers go by the wall clock", "I1 I3 I9 I10")
 def wall_clock() -> None:
     import time
 
@@ -148,7 +148,7 @@ def expiry_at_reply() -> None:
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-@bug("transaction ids are forgotten at a restart", "I12")
+@bug("transaction ids are forgotten at a restart", "I2 I12")
 def dedup_forgotten() -> None:
     recovered = broker_module.Broker._recovered
     known = PartitionState.known
@@ -168,7 +168,7 @@ def dedup_forgotten() -> None:
     put(PartitionState, "known", young)
 
 
-@bug("a transaction that is rolled back leaves its transaction ids behind", "I12")
+@bug("a transaction that is rolled back leaves its transaction ids behind", "I11 I12")
 def dedup_on_rollback() -> None:
     decide = coordinator.Coordinator._decide
     known = PartitionState.known
@@ -239,7 +239,7 @@ def cancelled_pop_keeps_its_lease() -> None:
     put(Acks, "withdraw", withdraw)
 
 
-@bug("a lease that has run out is only noticed with the next push", "I4")
+@bug("a lease that has run out is only noticed with the next push", "I1 I4")
 def expired_lease_unnoticed() -> None:
     from queen_actors.actors.ready import Ready
 

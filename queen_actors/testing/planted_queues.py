@@ -21,7 +21,7 @@ __all__ = ["BUGS"]
 # pyright: reportPrivateUsage=false
 
 
-@bug("a dead letter is taken out, and then its message is pushed", "I11")
+@bug("a dead letter is taken out, and then its message is pushed", "I1 I11")
 def letter_lost_on_replay() -> None:
     async def replay(self: letters.Letters, letter_id: str, queue: str | None, partition: str | None) -> Any:
         found = self._by_id(letter_id)

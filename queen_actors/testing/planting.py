@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import iscoroutinefunction, isfunction, signature
 from typing import Any
 
 from msgspec import Struct
@@ -32,9 +33,20 @@ def bug(what: str, breaks: str) -> Callable[[Callable[[], None]], Callable[[], N
 
 
 def put(owner: Any, name: str, piece: Any) -> None:
-    """Replace a piece of a class or a module, which must be there: a bug that replaces nothing proves nothing."""
+    """Replace a piece of a class or a module, which must be there: a bug that replaces nothing proves nothing. It must
+    be called alike, too: one that raises in its place would be found whatever it does."""
     assert hasattr(owner, name), f"{owner} has no {name}"
+    there = getattr(owner, name)
+    if isfunction(there):
+        assert _shape(piece) == _shape(there), f"{owner}.{name} is called in another way than what takes its place"
     setattr(owner, name, piece)
+
+
+def _shape(piece: Any) -> object:
+    """How it is called: each parameter's kind, whether it may be left out, and whether it is awaited."""
+    inner = getattr(piece, "__func__", piece)
+    shape = [(one.kind, one.default is one.empty) for one in signature(inner).parameters.values()]
+    return shape, iscoroutinefunction(inner)
 
 
 def of_module(owner: Any, name: str) -> Any:

@@ -281,6 +281,8 @@ def _client(name: str) -> Client:
     return CLIENTS[kind][0] if kind in CLIENTS else kinds.KINDS[kind].live
 
 
+BROKER_FAILED = "I17 the broker failed:"
+"""How it is told that the broker raised what it never should."""
 _KEEP = {"dedup_window_seconds": 30 * 86_400}
 """Ids are remembered for longer than any clock jumps."""
 
@@ -321,7 +323,7 @@ def _told(error: BaseException) -> str:
         return next((text for text in inside if text.startswith("I")), inside[0])
     if isinstance(error, Stuck):
         return f"I20 {error}"
-    return str(error) if isinstance(error, Violation | Broken) else f"I17 the broker failed: {error!r}"
+    return str(error) if isinstance(error, Violation | Broken) else f"{BROKER_FAILED} {error!r}"
 
 
 def attempts(seeds: Iterable[int], seconds: float, jobs: int) -> Iterator[Report | Failure]:

@@ -40,7 +40,7 @@ class DiskCampaign(Campaign):
         self._shim = shim
         self._switch = directory.resolve() / "switch"
         self._switch.write_bytes(b"\0")
-        self._turn = 0
+        self._turn = seed  # every kind begins in its turn, also where a directory has one round
         super().__init__(directory, seed, summary)
         self.world.history.refusals = self.refusals
 

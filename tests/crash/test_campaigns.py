@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,11 @@ from queen_actors.storage import recovery
 from .campaign import stories
 from .churn import churn
 from .damage import damages
-from .disk import disk
+from .disk import DiskCampaign, disk
 from .network import NetworkCampaign
 from .node import Node
 from .pauses import PauseCampaign, clock, pauses
+from .power import build_shim
 from .summary import Summary
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -150,7 +152,17 @@ async def test_disk_faults_give_no_wrong_answer(tmp_path: Path) -> None:
     told = passed(summary)
     assert summary.counts["refused"] >= 5, told
     assert summary.counts["harmless"] >= 1, told
-    assert summary.counts["full_disks"] >= 1, told
+    assert sum(summary.counts[kind] for kind in ("full_disks", "failed_write", "failed_flush")) >= 1, told
+
+
+async def test_a_disk_that_fails_under_load_gives_no_wrong_answer(tmp_path: Path) -> None:
+    """I15: one that fills up is refused cleanly and survived; a write or a flush that fails ends the process, and the
+    next start has all that was acknowledged."""
+    summary = Summary("disk", random.getrandbits(32))
+    await stories(partial(DiskCampaign, shim=build_shim(tmp_path)), tmp_path, summary, 4)
+    told = passed(summary)
+    done = [summary.counts[kind] for kind in ("full_disks", "failed_write", "failed_flush")]
+    assert done == [2, 1, 1], told
 
 
 async def test_damage_that_is_not_noticed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

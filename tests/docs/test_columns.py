@@ -119,6 +119,51 @@ def test_a_step_that_did_nothing_has_not_passed() -> None:
     assert run_step(*step(f"print({line!r})", 6)).state == "not run: no shim"
 
 
+ROWS = {
+    "H machine steps (walks)": ("H: walks beside a model",),
+    "S seeds": ("S: simulation",),
+    "K kills": ("K: kill -9",),
+    "K named points": ("K: named points",),
+    "P power cuts": ("P: power cuts",),
+    "T wall-clock jumps / pauses": ("T: wall-clock jumps", "T: pauses"),
+    "D disk faults": ("D: disk faults",),
+    "N connect-and-drop cycles": ("N: connections and networks",),
+    "L operations of histories checked": (HISTORIES.name,),
+    "F HTTP inputs / socket inputs": ("F: HTTP", "F: sockets"),
+    "F decoders / guided by atheris, seconds": ("F: decoders", "F: decoders, guided"),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_targets_in_the_document_are_those_of_the_table(row: str) -> None:
+    """Column by column; where a column has none, the document has none."""
+    found = re.search(rf"^\| {re.escape(row)} \|(.*)\|$", DOCUMENT.read_text(), re.MULTILINE)
+    assert found is not None
+    told = [[part.strip().replace(",", "") for part in cell.split("/")] for cell in found[1].split("|")]
+    steps = {one.name: one for one in (*TABLE, HISTORIES)}
+    targets = [[str(steps[name].amounts[column].target or "") for name in ROWS[row]] for column in COLUMNS]
+    assert told == targets
+
+
+def test_what_was_done_in_part_has_not_passed() -> None:
+    """A step that did some of it, and says that it could not do the rest."""
+    line = json.dumps({"counts": {"things": 2}, "not_run": ["no shim"], "violations": []})
+    assert run_step(*step(f"print({line!r})", 2)).state == "in part not run: no shim"
+
+
+def test_a_cut_after_a_death_at_a_named_point_is_a_cut() -> None:
+    """Whatever killed the process, the power was cut then; points are counted, reached and missed."""
+    told = campaign(
+        ended('{"counts":{"cuts":2,"kills":1},"points":{"p":3},"missed":{"q":1},"violations":[],"not_run":[]}'), 5
+    )
+    assert {name: told.counts[name] for name in ("cuts", "deaths", "points", "points_missed")} == {
+        "cuts": 5,
+        "deaths": 4,
+        "points": 3,
+        "points_missed": 1,
+    }
+
+
 def test_a_violation_ends_its_step() -> None:
     """It is told, and no further call is made."""
     line = json.dumps({"counts": {"things": 2}, "not_run": [], "violations": ["lost"]})

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from queen_actors.testing.mutants import SEEDS, hunt, main
+from queen_actors.actors.log import Log
+from queen_actors.testing.mutants import SEEDS, hunt, main, shows
 from queen_actors.testing.planted import BUGS
-from queen_actors.testing.sim import Report, attempt
+from queen_actors.testing.planting import put
+from queen_actors.testing.sim import BROKER_FAILED, Report, attempt
 
 FOUND = {
     "answer_before_durable": 0,
@@ -63,6 +65,18 @@ def test_every_planted_bug_is_found() -> None:
     wanted = [(bug.name, (FOUND[bug.name], *SEEDS)) for bug in BUGS]
     missed = [one.name for one in hunt(wanted, jobs=2) if one.seed is None]
     assert not missed
+
+
+def test_a_bug_that_does_not_fit_the_broker_any_more_is_not_found() -> None:
+    """What would raise whatever it does, shows nothing: it is not planted, and not taken for found."""
+
+    async def durable(self: Log) -> None: ...
+
+    with pytest.raises(AssertionError, match="is called in another way"):
+        put(Log, "durable", durable)
+    assert shows("I1 it reaches every group")
+    assert shows(f"{BROKER_FAILED} AssertionError('offsets have no gap')")
+    assert not shows(f"{BROKER_FAILED} TypeError('takes 2 positional arguments')")
 
 
 def test_without_a_bug_the_same_seeds_break_nothing() -> None:
