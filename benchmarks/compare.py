@@ -1,14 +1,17 @@
 """The workloads on our faces and on what a user would run instead, in one run on one machine, side by side.
 
-    python benchmarks/compare.py --peers DIR --peers-python PYTHON --write     # all of it: about an hour
+    python benchmarks/compare.py --peers DIR --peers-python PYTHON --write     # all of it: an hour and a quarter
     python benchmarks/compare.py --peers DIR --only W1,W3 --systems http,websocket,redis --rounds 5
     python benchmarks/compare.py --only aims               # what was aimed at beside the workloads: ten minutes
+    python benchmarks/compare.py --load all.json --load three-rounds.json --write      # the second laid over the first
 
-`DIR` has the peers' own scripts (`bench_redis.py` and so on, which say what they need), `PYTHON` is an interpreter that
-has their clients. A peer that cannot start here is reported and left out. A round measures every system once, one after
-the other, each on an empty directory; every figure is the median of the rounds, with its spread beside it, so that what
-the machine did meanwhile hits all of them and shows. A ratio whose rounds fall on both sides of what was aimed at is
-told as noise. The table is printed; `--write` puts it into the README and `docs/benchmarks.md`, and a chart beside it.
+`DIR` has the peers' own scripts (`bench_redis.py` and so on; `docs/benchmarks.md` has what they must take and print),
+`PYTHON` is an interpreter that has their clients. A peer that cannot start here is reported and left out. A round
+measures every system once, one after the other, each on an empty directory; every figure is the median of the rounds,
+with its spread beside it, so that what the machine did meanwhile hits all of them and shows. A ratio whose rounds fall
+on both sides of what was aimed at is told as noise, and one of a single round that is near it says that. The table is
+printed; `--write` puts it into the README and `docs/benchmarks.md`, and a chart beside it. Of files that are loaded,
+each workload of a system is the last one's that has it.
 """
 
 from __future__ import annotations
@@ -72,9 +75,9 @@ SAME_WORK = {
     "W8_step_1_function": "W8_step_1",
     "W8_step_32_statements": "W8_step_32",
     "W8_step_32_function": "W8_step_32",
-    "W9_queue_per_key": "W9_10k_partitions",
 }
-"""A peer's other way to do a workload; the better of its ways counts."""
+"""A peer's other way to do a workload; the better of its ways counts. Ways that do less are not in here (a lock without
+a lease and a token), nor load tools that are no Python."""
 
 Results = dict[str, dict[str, dict[str, float]]]
 """By system and workload: the figures of its line, `low` and `high` being the worst and the best of the rounds."""
@@ -136,11 +139,18 @@ def disk(directory: str, seconds: float = 1.0) -> dict[str, float]:
     return {"ops_s": len(latencies) / sum(latencies), "p50_ms": statistics.median(latencies) * 1e3}
 
 
+def asked(names: list[str]) -> list[str]:
+    """What a peer's script is asked for: the workloads, and its other ways to do them. A name stands for every one that
+    goes on from it behind `_`, and none is asked for twice."""
+    others = [other for other, name in SAME_WORK.items() if name in names]
+    return names + [other for other in others if not any(other.startswith(f"{name}_") for name in names)]
+
+
 def command_of(system: System, names: list[str], options: argparse.Namespace) -> list[str]:
     """What measures the workloads of a system once."""
     if system.script:
         script = str(Path(options.peers) / system.script)
-        command = [options.peers_python, script, *names, "--config", system.config]
+        command = [options.peers_python, script, *asked(names), "--config", system.config]
         return [*command, "--secs", str(options.secs), "--reps", "1"]
     command = [sys.executable, str(HERE / "workloads.py"), "--face", system.name]
     return [*command, "--only", ",".join(names), "--secs", str(options.secs), "--rounds", "1"]
@@ -159,7 +169,7 @@ def run(options: argparse.Namespace, wanted: list[System]) -> Results:
                 lines = lines_of(command_of(system, names, options), {"BENCH_DATA": directory})
                 for name, found in figures(lines).items():
                     rounds.setdefault(system.name, {}).setdefault(name, []).append(found)
-    results: Results = {"disk": {"W1_push": median(disks) | {"load": os.getloadavg()[0]}}}
+    results: Results = {"disk": {"W1_push": median(disks) | {"load": os.getloadavg()[0], "at": time.time()}}}
     results |= {system: {name: median(found) for name, found in mine.items()} for system, mine in rounds.items()}
     if AIMS in (options.only or "").split(",") or not (options.only or options.systems):
         results[AIMS] = aimed()
@@ -257,33 +267,32 @@ def ratios(results: Results) -> str:
         if ours is None or not rivals:
             continue
         rival = max(rivals, key=lambda name: score(rivals[name]))
-        times, low, high = _times(ours, rivals[rival])
-        spread = "" if low is None or high is None else f"{low:.2f} to {high:.2f}"
+        times, spread = _times(ours, rivals[rival])
+        between = "" if spread is None else f"{spread[0]:.2f} to {spread[1]:.2f}"
         aim = "as near as may be" if goal.times is None else f"{goal.times:g}"
-        verdict = "" if goal.times is None else _verdict(times >= goal.times, low, high, goal.times)
-        rows.append(f"| {goal.workload} | {goal.ours} | {rival} | {times:.2f} | {spread} | {aim} | {verdict} |")
+        said = "" if goal.times is None else aims.verdict(goal.times, times, spread)
+        rows.append(f"| {goal.workload} | {goal.ours} | {rival} | {times:.2f} | {between} | {aim} | {said} |")
     for face in FACES:
         late = results.get(face, {}).get("W10_timers")
-        for key, most in LATENESS if late is not None and face != "sdk" else ():
-            seen = late[key] if late is not None else 0.0
-            verdict = "yes" if seen < most else "no"
+        if late is None or face == "sdk":
+            continue
+        for key, most in LATENESS:
+            seen = late[key]
+            spread = (seen, seen) if late.get("rounds", 1) > 1 else None  # which round's p99 was the worst, is not kept
+            said = aims.verdict(most, seen, spread, most=True)
             rows.append(
-                f"| W10_timers, {key[:3]}, none early | {face} | | {seen:.2f} ms | | under {most:g} ms | {verdict} |"
+                f"| W10_timers, {key[:3]}, none early | {face} | | {seen:.2f} ms | | under {most:g} ms | {said} |"
             )
     return "\n".join(rows)
 
 
-def _times(ours: dict[str, float], rival: dict[str, float]) -> tuple[float, float | None, float | None]:
-    """The ratio of the medians; then that of our worst round to their best, and of our best to their worst."""
+def _times(ours: dict[str, float], rival: dict[str, float]) -> tuple[float, tuple[float, float] | None]:
+    """The ratio of the medians; then, when both have several rounds, that of our worst round to their best, and of our
+    best to their worst."""
     times = score(ours) / score(rival)
     if min(ours.get("rounds", 1), rival.get("rounds", 1)) < 2:
-        return times, None, None
-    return times, ours["low"] / rival["high"], ours["high"] / rival["low"]
-
-
-def _verdict(met: bool, low: float | None, high: float | None, aim: float) -> str:
-    unsure = low is not None and high is not None and low < aim <= high
-    return ("yes" if met else "no") + (", but within the noise" if unsure else "")
+        return times, None
+    return times, (ours["low"] / rival["high"], ours["high"] / rival["low"])
 
 
 def machine(results: Results) -> str:
@@ -292,8 +301,20 @@ def machine(results: Results) -> str:
     return (
         f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, CPython {platform.python_version()}; a "
         f"bare append and fdatasync of 200 bytes: {number(bare['ops_s'])}/s, p50 {bare['p50_ms']:.2f} ms; load average "
-        f"at the end {load:.1f}; {datetime.now(UTC):%Y-%m-%d}."
+        f"at the end {load:.1f}; {datetime.fromtimestamp(bare.get('at', time.time()), UTC):%Y-%m-%d}. {rounds(results)}"
     )
+
+
+def rounds(results: Results) -> str:
+    """How many rounds the figures are of."""
+    every = [one for system, mine in results.items() if system not in ("disk", AIMS) for one in mine.values()]
+    counts = sorted({int(one.get("rounds", 1)) for one in every}) or [1]
+    several = " or ".join(f"{count}" for count in counts if count > 1)
+    if not several:
+        return "Each figure is of one round."
+    if counts[0] > 1:
+        return f"Each figure is the median of {several} rounds."
+    return f"A figure is the median of {several} rounds where it has a ± in docs/benchmarks.md, and else of one."
 
 
 def chart(results: Results, systems: list[System]) -> str:
@@ -316,7 +337,9 @@ def main() -> None:
     parser.add_argument("--secs", type=float, default=1.5)
     parser.add_argument("--rounds", type=int, default=3, help="the median of so many is told, and their spread")
     parser.add_argument("--keep", type=Path, help="write the figures here, as JSON")
-    parser.add_argument("--load", type=Path, action="append", help="measure nothing: take what --keep has written")
+    parser.add_argument(
+        "--load", type=Path, action="append", help="measure nothing: take what --keep has written; again: over it"
+    )
     parser.add_argument("--write", action="store_true", help="into README.md and docs/benchmarks.{md,svg}")
     options = parser.parse_args()
     systems = OURS + (PEERS if options.peers or options.load else [])
@@ -325,7 +348,8 @@ def main() -> None:
     results: Results = {}
     if options.load:
         for path in options.load:
-            results |= json.loads(path.read_text())
+            for system, mine in json.loads(path.read_text()).items():
+                results.setdefault(system, {}).update(mine)
     else:
         results = run(options, wanted)
     if options.keep:
