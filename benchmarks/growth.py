@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ import aims
 import processes
 import trio
 import trio.testing
+from faces import hold
 from pages import PERFORMANCE, replaced
 from transports import Http, Socket, Streaming, upgraded, wire
 
@@ -35,13 +37,14 @@ from queen_actors.broker import Broker, running
 from queen_actors.config import Settings
 from queen_actors.domain.cursor import Ack, PopRequest
 from queen_actors.domain.kv import Get, GetPrefix, Put
+from queen_actors.domain.overview import FetchEntry
 from queen_actors.domain.partition import PushItem
 from queen_actors.domain.timers import Cancel, Schedule
 from queen_actors.storage import MemoryStore, store_of
 from queen_actors.values import SECOND
 
 PAYLOAD = b'{"order":1234567,"customer":"customer-0042","state":"new"}'
-BATCH, ROUNDS, LOG_ROWS = 1_000, 2_000, 1_000_000
+BATCH, ROUNDS, LOG_ROWS, LOG_PARTITIONS = 1_000, 2_000, 1_000_000, 1_000
 Row = dict[str, Any]
 
 
@@ -197,9 +200,13 @@ async def window(count: int) -> Row:
 
 
 async def log(count: int) -> Row:
-    """A start after a kill: the log has so many rows (messages, over 1,000 partitions, their ids remembered)."""
+    """A start after a kill: the log has so many rows (messages, over 1,000 partitions, their ids remembered).
+
+    Whoever wrote them must have died by SIGKILL, and every one of them must be there and be readable.
+    """
     with tempfile.TemporaryDirectory(prefix="queen-actors-growth-") as directory:
-        await trio.run_process([sys.executable, __file__, "--killed", directory, str(count)], check=False)
+        killed = await trio.run_process([sys.executable, __file__, "--killed", directory, str(count)], check=False)
+        hold(killed.returncode == -signal.SIGKILL, killed.returncode)
         settings = Settings(data=directory)
         store = store_of(settings)
         broker = Broker(store, settings, TrioClock(), RandomIds())
@@ -207,8 +214,23 @@ async def log(count: int) -> Row:
         await broker.open()
         found = {"ready_s": round(time.perf_counter() - began, 2), "cpu_s": round(time.process_time() - used, 2)}
         statistics = broker.statistics()
+        await all_there(broker, count)
         await store.close()
         return found | {"segments": statistics.store.segments, "partitions": statistics.partitions}
+
+
+async def all_there(broker: Broker, count: int) -> None:
+    """Every message of `fill_and_die`, read from its partition."""
+    read = 0
+    for number in range(min(count, LOG_PARTITIONS)):
+        offset, end = 0, 1
+        while offset < end:
+            (found,) = await broker.reads.fetch([FetchEntry("q", f"customer-{number}", offset, 1 << 20)], 1 << 20, 0, 0)
+            hold(found.error is None and all(record.payload == PAYLOAD for record in found.records), found.entry)
+            hold(bool(found.records), found.entry)
+            offset, end = offset + len(found.records), found.high_watermark
+        read += offset
+    hold(read == count, read)
 
 
 async def fill_and_die(directory: str, count: int) -> None:
@@ -217,8 +239,10 @@ async def fill_and_die(directory: str, count: int) -> None:
     async with running(store_of(settings), settings) as broker:
         for first in range(0, count, BATCH):
             numbers = range(first, min(first + BATCH, count))
-            await broker.push([PushItem("q", f"customer-{n % 1_000}", PAYLOAD, str(uuid.uuid4())) for n in numbers])
-        os.kill(os.getpid(), 9)
+            await broker.push(
+                [PushItem("q", f"customer-{n % LOG_PARTITIONS}", PAYLOAD, str(uuid.uuid4())) for n in numbers]
+            )
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 TABLES: dict[str, tuple[Callable[[int], Awaitable[Row]], Sequence[int]]] = {
@@ -274,7 +298,8 @@ def table(name: str, counts: Sequence[int], seconds: float) -> str:
     heads = [f"{head.removesuffix('_us')}, us" if head.endswith("_us") else head for head in rows[0]]
     lines = [f"| {' | '.join(head.replace('_', ' ') for head in heads)} |", f"|{' ---: |' * len(heads)}"]
     lines += [f"| {' | '.join(f'{value:,}' for value in row.values())} |" for row in rows]
-    text = f"{' '.join((measure.__doc__ or '').split())}\n\n" + "\n".join(lines)
+    told = (measure.__doc__ or "").partition("\n\n")[0]
+    text = f"{' '.join(told.split())}\n\n" + "\n".join(lines)
     print(f"\n{text}\n", flush=True)
     return text
 
