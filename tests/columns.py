@@ -20,6 +20,7 @@ import os
 import platform
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -354,6 +355,12 @@ class Board:
         self._end = time.monotonic() + seconds
         self._lock = threading.Lock()
 
+    def stop(self) -> None:
+        """Begin nothing more."""
+        with self._lock:
+            for result in self.results:
+                result.ended = True
+
     def work(self, waiting: bool) -> None:
         """Call until there is nothing left for this thread; one that is for what waits takes nothing else."""
         while (taken := self._take(waiting)) is not None:
@@ -410,20 +417,32 @@ def run_step(step: Step, amount: Amount, start: int = 0) -> Result:
     return result
 
 
+CALLS: set[int] = set()
+"""The process groups of the calls under way."""
+
+
 def call(step: Step, command: Sequence[str], environment: dict[str, str], count: int, seconds: float) -> Told:
-    """One call, ended when it takes much too long."""
-    try:
-        done = subprocess.run(
-            [sys.executable, *command[1:]],
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-        )
-    except subprocess.TimeoutExpired:
-        return Told(violations=[f"{shlex.join(command)} did not end within {seconds:.0f} s"])
+    """One call, ended with all that it has started when it takes much too long."""
+    words = [sys.executable, *command[1:]]
+    with subprocess.Popen(
+        words,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        CALLS.add(process.pid)
+        try:
+            told, said = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return Told(violations=[f"{shlex.join(command)} did not end within {seconds:.0f} s"])
+        finally:
+            CALLS.discard(process.pid)
+    done = subprocess.CompletedProcess(words, process.returncode, told, said)
     return step.parse(done, count)
 
 
@@ -436,8 +455,14 @@ def run(column: str, start: int, jobs: int, beside: int, only: str | None, secon
     threads = [threading.Thread(target=board.work, args=(number >= jobs,)) for number in range(jobs + beside)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:  # whoever ends a column ends its calls
+        board.stop()
+        for group in list(CALLS):
+            os.killpg(group, signal.SIGKILL)
+        raise
     return [*results, *checked_histories(column, results)]
 
 

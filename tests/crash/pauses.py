@@ -88,9 +88,11 @@ class ClockCampaign(Campaign):
         return node
 
     async def trouble(self) -> None:
+        off = 0
         for _ in range(JUMPS_PER_ROUND):
             await trio.sleep(self.chance.uniform(0.1, 0.6))
-            self._wall.set(self.chance.choice(JUMPS))
+            off = self.chance.choice([one for one in JUMPS if one != off])
+            self._wall.set(off)
             self.summary.counts["jumps"] += 1
         await trio.sleep(0.2)
 

@@ -6,11 +6,13 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import columns
 import pytest
 from columns import (
     COLUMNS,
@@ -162,6 +164,28 @@ def test_a_cut_after_a_death_at_a_named_point_is_a_cut() -> None:
         "points": 3,
         "points_missed": 1,
     }
+
+
+def test_a_call_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what it has started: what it left behind would take the time of the others."""
+    monkeypatch.setattr(columns, "LATE_SECONDS", 1.0)
+    beside = tmp_path / "pid"
+    child = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(600)"
+    script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}, {str(beside)!r}])"
+    result = run_step(*step(script, 6, seconds=2))
+    assert "did not end within" in result.told.violations[0]
+    until = time.monotonic() + 60
+    while lives(int(beside.read_text())):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def lives(pid: int) -> bool:
+    """What was killed may be there until its parent has been told."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_a_violation_ends_its_step() -> None:
