@@ -23,10 +23,11 @@ from typing import Any
 
 import aims
 import trio
+from faces import hold
 from msgspec import Struct
 from pages import PERFORMANCE, replaced
 from processes import Process, broker
-from transports import Socket, Streaming, upgraded
+from transports import Http, Socket, Streaming, upgraded, wire
 
 from queen_actors.actors.clock import TrioClock
 from queen_actors.broker import Broker, running
@@ -40,6 +41,8 @@ from queen_actors.values import SECOND
 
 KIB, MIB = 1024, 1024 * 1024
 MANY, BATCH, WARM, CONNECTIONS, MILLION = 200_000, 1_000, 20_000, 2_000, 1_000_000
+FIRST, GROUPS = 100, 10
+"""Of connections: how many come before the first weighing, and over how many groups pops and subscribers are spread."""
 ORDER = b'{"order":1234567,"customer":"customer-0042","state":"new"}'
 
 
@@ -163,37 +166,64 @@ async def key() -> dict[str, Any]:
         return {"bytes": (resident() - before) / MANY - len(ORDER), "payload": len(ORDER), "n": MANY}
 
 
-async def _connected(each: Callable[[Streaming, int], Awaitable[None]]) -> dict[str, Any]:
-    """Connections to a server of its own, `each` of which is made to wait; a few first, for what they share."""
+async def _connected(
+    each: Callable[[Streaming, int], Awaitable[None]], proven: Callable[[Http], Awaitable[None]] | None = None
+) -> dict[str, Any]:
+    """Connections to a server of its own, `each` of which is made to wait; a few first, for what they share. When they
+    were weighed, it is `proven`, over another connection, that all of them waited."""
     with tempfile.TemporaryDirectory(prefix="queen-actors-memory-") as directory, broker(directory) as server:
         async with AsyncExitStack() as stack:
             before = 0
-            for number in range(100 + CONNECTIONS):
-                if number == 100:
+            for number in range(FIRST + CONNECTIONS):
+                if number == FIRST:
                     before = await settled(server)
                 stream = await stack.enter_async_context(await trio.open_tcp_stream("127.0.0.1", server.port))
                 await each(Streaming(stream), number)
-            return {"bytes": (await settled(server) - before) / CONNECTIONS, "n": CONNECTIONS}
+            after = await settled(server)
+            if proven is not None:
+                await proven(Http(await stack.enter_async_context(wire(server.port, alone=False))))
+            return {"bytes": (after - before) / CONNECTIONS, "n": CONNECTIONS}
 
 
 async def settled(server: Process) -> int:
-    """The server's resident memory when it has taken in what was sent."""
-    await trio.sleep(1.0)
+    """The server's resident memory when it has taken in what was sent: it has been at rest for a while."""
+    with trio.fail_after(60):
+        await trio.sleep(1.0)
+        busy = True
+        while busy:
+            used = server.cpu()
+            await trio.sleep(0.5)
+            busy = server.cpu() - used > 0.02
     return server.rss()
 
 
 async def parked() -> dict[str, Any]:
     async def park(wire: Streaming, number: int) -> None:
-        path = f"/api/v1/pop/queue/q?batch=10&wait=true&timeout=60000&consumerGroup=g{number % 10}"
+        path = f"/api/v1/pop/queue/q?batch=10&wait=true&timeout=60000&consumerGroup=g{number % GROUPS}"
         await wire.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n".encode())
 
-    return await _connected(park)
+    return await _connected(park, all_parked)
+
+
+async def all_parked(http: Http) -> None:
+    """By the server's metrics no pop was answered until now, and a message for each of those that were sent, of a
+    partition of its own, is delivered at once: so many were waiting."""
+    sent = FIRST + CONNECTIONS
+    counters = (await http.get("/metrics"))["counters"]
+    hold(counters["pops_empty"] == counters["messages_delivered"] == 0, counters)
+    items = [{"queue": "q", "partition": f"p{number}", "payload": number} for number in range(sent // GROUPS)]
+    await http.post("/api/v1/push", {"items": items})
+    with trio.move_on_after(10):
+        while counters["messages_delivered"] < sent:
+            await trio.sleep(0.1)
+            counters = (await http.get("/metrics"))["counters"]
+    hold(counters["messages_delivered"] == sent and counters["pops_empty"] == 0, counters)
 
 
 async def subscriber() -> dict[str, Any]:
     async def subscribe(wire: Streaming, number: int) -> None:
         socket = Socket(wire, await upgraded(wire))
-        await socket.call("subscribe", {"sub": "s", "queue": "q", "consumerGroup": f"g{number % 10}"})
+        await socket.call("subscribe", {"sub": "s", "queue": "q", "consumerGroup": f"g{number % GROUPS}"})
         # A new subscription is pinged at once: what is read here answers it, so that nothing waits for a pong
         await socket.call("kv", {"operations": [{"op": "get", "ns": "n", "key": "k"}]})
 

@@ -128,6 +128,10 @@ class Http:
         )
         return await self._exchange(head.encode() + content)
 
+    async def get(self, path: str) -> Any:
+        """Any other route that is asked."""
+        return await self._exchange(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+
     async def _exchange(self, request: bytes) -> Any:
         await self._wire.send(request)
         self._parts, self._complete = [], False
