@@ -274,7 +274,7 @@ TABLE: tuple[Step, ...] = (
             "-m", "tests.fuzz", "decoders", "--seconds", count, "--seed", start + 1, "--engine", "atheris"
         ),
         campaign,
-        _amounts((0, 0), (120, 200), (1_800, 2_400)),
+        _amounts((0, 0), (60, 300), (1_800, 7_200, 600)),
     ),
 )  # fmt: skip
 
