@@ -86,10 +86,11 @@ class EmbeddedConsumer:
             Message(record.txn, str(claim.pid), reply.lease_id) for claim in reply.claims for record in claim.records
         ]
 
-    async def ack(self, messages: Sequence[Message]) -> None:
+    async def ack(self, messages: Sequence[Message]) -> int:
         group = self._request.group
         outcomes = await self._broker.ack([Ack(m.txn, int(m.pid), group, lease_id=m.lease) for m in messages])
         hold(all(outcome.success for outcome in outcomes))
+        return len(messages)
 
 
 class EmbeddedFace:

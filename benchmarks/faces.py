@@ -64,7 +64,9 @@ class Consumer(Protocol):
         """Messages under a lease, as soon as there are any."""
         ...
 
-    async def ack(self, messages: Sequence[Message]) -> None: ...
+    async def ack(self, messages: Sequence[Message]) -> int:
+        """Settle them. How many messages, these or earlier ones, are known to be settled that were not told before."""
+        ...
 
 
 class Face(Protocol):

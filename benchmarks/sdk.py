@@ -110,8 +110,9 @@ class SdkConsumer:
     async def receive(self) -> Sequence[Message]:
         return await self._client.receive(*self._ask)
 
-    async def ack(self, messages: Sequence[Message]) -> None:
+    async def ack(self, messages: Sequence[Message]) -> int:
         await self._client.ack(messages, self._ask[1])
+        return len(messages)
 
 
 class SdkFace:

@@ -223,7 +223,8 @@ _REPLY = msgspec.json.Decoder(Reply)
 
 
 class Socket:
-    """A WebSocket of one task: one request at a time; events that come in between are kept."""
+    """A WebSocket of one task: one request at a time, beside acks whose replies are not waited for; events that come in
+    between are kept."""
 
     def __init__(self, wire: Wire, frames: Frames) -> None:
         self._wire = wire
@@ -231,6 +232,7 @@ class Socket:
         self._texts: deque[bytes] = deque()
         self._events: deque[bytes] = deque()
         self._last = 0
+        self._settled = 0
 
     async def call(self, op: str, body: dict[str, Any]) -> Any:
         await self.tell(op, body)
@@ -243,11 +245,17 @@ class Socket:
             hold(reply.ok, text)
             if reply.id == self._last:
                 return msgspec.json.decode(reply.body) if reply.body else None
+            self._told(reply, text)
 
     async def tell(self, op: str, body: dict[str, Any]) -> None:
-        """A request whose reply is checked when it comes, while something else is waited for."""
+        """An ack whose reply is checked when it comes, while something else is waited for."""
         self._last += 1
         await self._wire.send(text_frame(JSON.encode({"id": self._last, "op": op, **body})))
+
+    def settled(self) -> int:
+        """How many messages the replies that came since the last call say are settled."""
+        settled, self._settled = self._settled, 0
+        return settled
 
     async def event(self, name: str) -> Any:
         """The next event of this name; others are passed over."""
@@ -265,13 +273,18 @@ class Socket:
                 found.append(msgspec.json.decode(text))
         return found
 
-    @staticmethod
-    def _is_event(text: bytes, name: str) -> bool:
+    def _is_event(self, text: bytes, name: str) -> bool:
         reply = _REPLY.decode(text)
         if not reply.event:
-            hold(reply.ok, text)
-            hold(all(entry["success"] for entry in msgspec.json.decode(reply.body)), text)
+            self._told(reply, text)
         return reply.event == name
+
+    def _told(self, reply: Reply, text: bytes) -> None:
+        """What `tell` has asked is answered."""
+        hold(reply.ok, text)
+        entries = msgspec.json.decode(reply.body)
+        hold(all(entry["success"] for entry in entries), text)
+        self._settled += len(entries)
 
     async def _text(self) -> bytes:
         while not self._texts:

@@ -1,6 +1,7 @@
 """The faces on the wire, HTTP and WebSocket, of a `queen-actors serve` in a process of its own.
 
-They send prebuilt JSON over a bare connection: what is measured is the server, and as little as possible of a client.
+They spell their requests with msgspec and send them over a bare connection, without a client library: what is measured
+is the server, and as little as possible of a client.
 """
 
 from __future__ import annotations
@@ -166,13 +167,14 @@ class PoppingConsumer:
     async def receive(self) -> Sequence[Message]:
         return await self._client.pop(*self._ask)
 
-    async def ack(self, messages: Sequence[Message]) -> None:
+    async def ack(self, messages: Sequence[Message]) -> int:
         await self._client.ack(messages, self._ask[1])
+        return len(messages)
 
 
 class SubscribedConsumer:
     """What has come is taken together, and settled by one request, whatever partitions it is of. Acks go out without
-    waiting for their replies, which are checked as they come: the credit bounds how many."""
+    waiting for their replies, which are checked, and counted, as they come: the credit bounds how many are out."""
 
     def __init__(self, socket: Socket, group: str | None) -> None:
         self._socket = socket
@@ -181,8 +183,9 @@ class SubscribedConsumer:
     async def receive(self) -> Sequence[Message]:
         return [message for event in await self._socket.events("messages") for message in _messages(event)]
 
-    async def ack(self, messages: Sequence[Message]) -> None:
+    async def ack(self, messages: Sequence[Message]) -> int:
         await self._socket.tell("ack", acknowledgments(messages, self._group))
+        return self._socket.settled()
 
 
 def acknowledgments(messages: Sequence[Message], group: str | None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import Any
 
 import anyio
 from embedded import embedded
-from faces import Client, Face
+from faces import Client, Consumer, Face
 from measure import Call, closed_loop, flow, payload, percentile, result
 from memory import idle_partitions
 from sdk import sdk
@@ -91,10 +91,8 @@ async def throughput(face: Face, seconds: float, *, groups: int, partitions: int
                 face.consumer("s", name, batch=HUNDRED, partitions=min(partitions, 64))
             )
 
-            async def consume(consumer: Any = consumer) -> int:
-                messages = await consumer.receive()
-                await consumer.ack(messages)
-                return len(messages)
+            async def consume(consumer: Consumer = consumer) -> int:
+                return await consumer.ack(await consumer.receive())
 
             consumes.append(consume)
         return await flow(produce, consumes, seconds)

@@ -184,3 +184,42 @@ def test_every_way_of_a_peer_is_asked_for_once(tmp_path: Path) -> None:
     for name in set(same.values()) - {"W1_push"}:
         best = max(known[other] for other, workload in same.items() if workload == name)
         assert cells(rows, name)[1] == f"**{best:,.0f}**"
+
+
+SETTLING = """
+import json, trio
+from faces import Message
+from transports import Frames, Socket
+from wire import SubscribedConsumer
+
+class Scripted:
+    def __init__(self, *texts):
+        self.texts = list(texts)
+    async def send(self, data):
+        pass
+    async def receive(self):
+        return b"".join(bytes((0x81, len(text))) + text for text in self.texts.pop(0))
+
+event = json.dumps({"event": "messages", "leaseId": "l", "messages": [{"transactionId": "t", "partitionId": "p"}]})
+def reply(number, success):
+    return json.dumps({"id": number, "ok": True, "body": [{"success": success}] * 2}).encode()
+
+async def main():
+    wire = Scripted([event.encode()], [event.encode()], [reply(1, True), event.encode()], [reply(2, False)])
+    consumer, told = SubscribedConsumer(Socket(wire, Frames()), None), []
+    for _ in range(3):
+        told.append(await consumer.ack(await consumer.receive()))
+    print(told)
+    try:
+        await consumer.receive()
+    except AssertionError:
+        print("refused")
+
+trio.run(main)
+"""
+
+
+def test_what_a_subscription_settles_is_counted_by_the_replies() -> None:
+    """Not when the ack is sent: what was not answered does not count, and an ack that is refused ends the run."""
+    told = subprocess.run([sys.executable, "-c", SETTLING], check=True, capture_output=True, text=True, cwd=BENCHMARKS)
+    assert told.stdout.split("\n")[:2] == ["[0, 0, 2]", "refused"]
