@@ -76,7 +76,13 @@ AIMS = {
     ),
     "parked": Aim("a parked pop with its HTTP connection", 12 * 1024, "B", MEMORY, most=True),
     "idle": Aim("an idle partition", 300, "B", MEMORY, most=True),
-    "million": Aim("1,000,000 partitions, opened again: the process", 400 * MIB, "MiB", MEMORY, most=True),
+    "million": Aim(
+        "1,000,000 partitions, opened again by an embedded broker and packed: the process",
+        400 * MIB,
+        "MiB",
+        MEMORY,
+        most=True,
+    ),
     "timer": Aim("a pending timer, beyond its payload", 250, "B", MEMORY, most=True),
     "ready": Aim("ready after a kill, 1,000,000 log rows over 1,000 partitions", 5, "s", GROWTH, most=True),
 }
