@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import serve_kit
 import trio
 import trio.testing
 from crash.stopwatch import Stopwatch
@@ -90,7 +91,7 @@ async def test_what_does_not_end_is_cancelled_after_the_grace_period(autojump_cl
 
 async def test_cancelling_serve_ends_everything_at_once(autojump_clock: trio.testing.MockClock) -> None:
     """Also a connection whose peer does not read, which hypercorn shields from a cancellation."""
-    settings = Settings(data=None)
+    settings = Settings(data=None, lane=serve_kit.LANE)
     listener = MemoryListener()
     async with running(MemoryStore(), settings) as broker, trio.open_nursery() as nursery:
         await nursery.start(partial(serve, broker, settings, listeners=[listener]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 import httpx
@@ -13,16 +12,11 @@ import jwt
 import pytest
 import trio
 from crash.stopwatch import Stopwatch
+from serve_kit import server
 from socket_peer import Peer
 from trio_websocket import WebSocketConnection, open_websocket_url
 
-from queen_actors.broker import running
-from queen_actors.config import Settings
-from queen_actors.serve.listen import serve
-from queen_actors.storage.memory import MemoryStore
-
 SECRET = "a secret of at least thirty-two bytes"
-SETTINGS = Settings(data=None, port=0, jwt_secret=SECRET)
 
 
 def token(secret: str = SECRET, **claims: Any) -> str:
@@ -31,10 +25,8 @@ def token(secret: str = SECRET, **claims: Any) -> str:
 
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
-    async with running(MemoryStore(), SETTINGS) as broker, trio.open_nursery() as nursery:
-        (address,) = await nursery.start(partial(serve, broker, SETTINGS))
-        yield address
-        nursery.cancel_scope.cancel()
+    async with server(jwt_secret=SECRET) as house:
+        yield house.address
 
 
 async def ask(connection: WebSocketConnection, op: str, **fields: Any) -> Any:
