@@ -41,10 +41,12 @@ class _Session:
             lease_seconds=rng.choice([1, 3]),
         )
         self._since = int(trio.current_time() * SECOND)
+        self._until = self._since
         self._leases: dict[str, None] = {}
 
     async def run(self, face: Face) -> None:
-        with trio.move_on_after(self._world.random.choice([0.5, 3.0])):
+        with trio.move_on_after(self._world.random.choice([0.5, 3.0])) as scope:
+            self._until = int(scope.deadline * SECOND)
             await face.subscribe(self._terms, self._deal)
 
     async def _deal(self, lease: str, claims: list[Any]) -> None:
@@ -61,8 +63,10 @@ class _Session:
                 await ack(world, name, [Ack(record[1], pid, group, word, lease) for record in records[:count]])
 
     def end(self) -> None:
+        """What it had is given back from the moment at which it is told to end; that takes a commit."""
+        since = min(self._until, int(trio.current_time() * SECOND))
         for lease in self._leases:
-            self._world.note(self._name, "release", {"lease": lease})
+            self._world.note(self._name, "release", {"lease": lease}, start=since)
 
 
 async def churner(world: World, name: str) -> None:

@@ -172,8 +172,15 @@ class Simulation:
                 event.outcome, event.found = ("unknown" if life.over else "refused"), str(refused)
             except Unanswered as lost:
                 event.found = str(lost)
+            except trio.Cancelled:  # its client gave up; or its broker's life is over, which the scope catches
+                if not scope.cancel_called:
+                    self._ended(event)
+                raise
             finally:
                 life.calls.discard(scope)
+        return self._ended(event)
+
+    def _ended(self, event: Event) -> Event:
         event.end, event.skew_after = self._now(), self.lives.skew
         self.history.add(event)
         return event

@@ -37,6 +37,7 @@ FOUND = {
     3525: "what is decided while the broker stops is in the log, or not decided",
     6685: "a broker that is cancelled writes its log until all who have something to say have said it",
     8764: "the simulator's own: a queue whose client pushes again remembers ids for longer than the clock jumps",
+    18730: "the simulator's own: an ack is told whose subscriber was cancelled, and when a subscription gives back",
     16400: "no pings without an end while a subscription is being opened",
 }
 """Seeds that broke a promise once, and what was mended."""
