@@ -41,12 +41,14 @@ FOUND = {
     16400: "no pings without an end while a subscription is being opened",
 }
 """Seeds that broke a promise once, and what was mended."""
+FEW = {16400: 20}
+"""Those that come to less than the others: one life, of few clients."""
 
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_a_seed_that_found_a_fault_finds_none(seed: int) -> None:
     """What was mended stays mended."""
-    assert simulate(seed).events > 20
+    assert simulate(seed).events > FEW.get(seed, 40)
 
 
 _DIGESTS = """
