@@ -331,6 +331,14 @@ def decoders(directory: Path) -> dict[str, Decoder]:
     return {**_bodies(), **_binaries(), **_queries(), **_frames(), **_files(directory)}
 
 
+def _control(data: bytes) -> object:
+    return {0: "Q"}[data[:1] == b"Q"]
+
+
+CONTROL = Decoder(_control, [b""], ())
+"""Not one of ours: it raises what a decoder may not, so that whoever looks for such a thing can be tried."""
+
+
 def make(random: Random, decoder: Decoder) -> bytes:
     """One input: a seed that is changed as a value, as bytes, or not at all."""
     seed = random.choice(decoder.seeds)
@@ -367,7 +375,7 @@ def fuzz(seed: int, seconds: float, *, only: str | None = None, engine: str = "o
     with tempfile.TemporaryDirectory(prefix="queen-decoders-") as directory:
         chosen = {name: one for name, one in decoders(Path(directory)).items() if only in (None, name)}
         if engine == "atheris":
-            _with_atheris(summary, list(chosen), seconds)
+            with_atheris(summary, list(chosen), seconds)
             return summary
         deadline = time.monotonic() + seconds
         turn = 0
@@ -385,27 +393,23 @@ def fuzz(seed: int, seconds: float, *, only: str | None = None, engine: str = "o
     return summary
 
 
-def _with_atheris(summary: Summary, names: Sequence[str], seconds: float) -> None:
+def with_atheris(summary: Summary, names: Sequence[str], seconds: float) -> None:
     """Each decoder in a process of its own, which atheris guides by what the code of the product covers."""
     try:
         import atheris  # noqa: F401 - is it here?
     except ImportError:
         summary.not_run.append("atheris is not installed here")
         return
-    for name in names:
-        command = [
-            sys.executable,
-            "-m",
-            "tests.fuzz.guided",
-            name,
-            str(summary.seed),
-            str(max(1, seconds / len(names))),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ, errors="replace")
-        counted = [line for line in done.stderr.splitlines() if line.startswith("stat::number_of_executed_units:")]
-        summary.inputs += int(counted[-1].split(":")[-1]) if counted else 0
-        found = [line for line in done.stdout.splitlines() if line.startswith("VIOLATION ")]
-        summary.violations += [f"{name}: {line.removeprefix('VIOLATION ')}" for line in found]
-        if done.returncode and not found:
-            summary.violations.append(f"{name}: atheris ended with {done.returncode}: {done.stderr[-500:]}")
+    each = max(1, seconds / len(names))
+    command = [sys.executable, "-m", "tests.fuzz.guided", str(summary.seed), str(each), *names]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, errors="replace")
+    counted = [line for line in done.stderr.splitlines() if line.startswith("stat::number_of_executed_units:")]
+    summary.inputs += sum(int(line.split(":")[-1]) for line in counted)
+    told = [line.split(maxsplit=2) for line in done.stdout.splitlines() if line.startswith("ENDED ")]
+    ended = {name: status for _, status, name in told}
+    found = [line for line in done.stdout.splitlines() if line.startswith("VIOLATION ")]
+    summary.violations += [line.removeprefix("VIOLATION ") for line in found]
+    broken = [f"{name} {ended.get(name, 'not at all')}" for name in names if ended.get(name) != "0"]
+    if broken and not found:
+        summary.violations.append(f"atheris ended with: {', '.join(broken)}: {done.stderr[-500:]}")
     summary.figures = {"decoders": len(names)}

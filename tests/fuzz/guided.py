@@ -1,7 +1,12 @@
-"""python -m tests.fuzz.guided DECODER SEED SECONDS: one decoder under atheris; a finding is printed, and ends it."""
+"""python -m tests.fuzz.guided SEED SECONDS DECODER...: each decoder under atheris for so long, in a process of its own.
+
+A finding is printed, and ends its process. The product is imported and instrumented once, which takes longer than a
+short try: the processes are forks.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -11,14 +16,28 @@ import atheris
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 with atheris.instrument_imports(include=["queen_actors"]):
-    from tests.fuzz.decoders import decoders, wrong
+    from tests.fuzz.decoders import CONTROL, decoders, wrong
 
 
-def main() -> None:
+def main() -> int:
+    """Prints `ENDED status name` after each; what libFuzzer says goes to the error stream."""
+    seed, seconds = int(sys.argv[1]), float(sys.argv[2])
+    for name in sys.argv[3:]:
+        child = os.fork()
+        if not child:
+            try:
+                fuzz(name, seed, seconds)
+            finally:
+                os._exit(1)  # libFuzzer has ended the process before this
+        _, status = os.waitpid(child, 0)
+        print(f"ENDED {os.waitstatus_to_exitcode(status)} {name}", flush=True)
+    return 0
+
+
+def fuzz(name: str, seed: int, seconds: float) -> None:
     """Does not return: libFuzzer ends the process."""
-    name, seed, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     directory = Path(tempfile.mkdtemp(prefix="queen-guided-"))
-    decoder = decoders(directory)[name]
+    decoder = {**decoders(directory), "control": CONTROL}[name]
     corpus = directory / "corpus"
     corpus.mkdir()
     for number, data in enumerate(decoder.seeds):
@@ -27,7 +46,7 @@ def main() -> None:
     def one(data: bytes) -> None:
         told = wrong(decoder, data)
         if told is not None:
-            print(f"VIOLATION {told}: {data[:1000]!r}", flush=True)
+            print(f"VIOLATION {name}: {told}: {data[:1000]!r}", flush=True)
             raise AssertionError(told)
 
     limits = [
@@ -44,4 +63,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

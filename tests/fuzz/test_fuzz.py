@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import time
 from pathlib import Path
@@ -18,6 +18,7 @@ from queen_actors.errors import BadRequest, InternalError
 from queen_actors.wire.frames import encode
 
 from . import decoders, http, socket, target
+from .summary import Summary
 
 SEED = 20
 
@@ -50,6 +51,22 @@ def test_decoders_raise_what_they_say() -> None:
     summary = decoders.fuzz(SEED, 10)
     assert summary.violations == []
     assert summary.figures["turns"] >= 1
+
+
+@pytest.mark.slow
+def test_what_atheris_finds_is_told() -> None:
+    """The control of the guided inputs: a decoder that raises a KeyError is seen, one that does not is not. Without
+    atheris, which has no wheels for every machine, nothing was tried, and that is told."""
+    summary = Summary("decoders", SEED)
+    decoders.with_atheris(summary, ["control", "extend"], 4)
+    if importlib.util.find_spec("atheris") is None:
+        assert summary.not_run == ["atheris is not installed here"]
+        assert not summary.violations
+        return
+    assert len(summary.violations) == 1
+    assert summary.violations[0].startswith("control: raised KeyError(True)")
+    assert summary.inputs > 1_000
+    assert not summary.not_run
 
 
 def test_every_decoder_reads_what_is_right(tmp_path: Path) -> None:
