@@ -13,8 +13,7 @@ from typing import Any
 
 from . import models
 from .audit_kit import must
-from .clients_state import COUNTER_MAX
-from .history import SLACK, Event, History
+from .history import COUNTER_MAX, SLACK, Event, History
 from .linear import Operation, judge
 
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .audit_kit import FAR, Ledger, must
-from .clients_state import COUNTER_MAX
-from .history import Event, History
+from .history import COUNTER_MAX, Event, History
 
 WRITES = ("incr", "once", "cas", "short", "refresh")
 

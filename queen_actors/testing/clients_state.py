@@ -15,9 +15,8 @@ from queen_actors.domain.timers import Cancel, Schedule
 from queen_actors.domain.transaction import Transaction
 
 from .clients import PARTITIONS, QUEUES, SECOND, World, item_of, pause, pop, push
-from .history import Event
+from .history import COUNTER_MAX, Event
 
-COUNTER_MAX = 2
 LOCKS = ("l0", "l1")
 SEMAPHORE, PERMITS = "s0", 2
 

@@ -11,6 +11,9 @@ from msgspec import Struct
 SLACK = 1_000
 """The broker's clock never says the same twice: it is ahead by as many microseconds as it was asked in one moment."""
 
+COUNTER_MAX = 2
+"""The bound that the clients give to each bounded counter."""
+
 
 class Event(Struct):
     """One call: when it was made and answered (microseconds of true time), by whom, what was asked and what came of it.
