@@ -529,6 +529,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="end it after so many, with what has been done by then")
     parser.add_argument("--write", action="store_true", help="put the figures into docs/reliability.md")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # with its calls, as by Ctrl-C
     began = time.monotonic()
     budget = BUDGETS[options.column] if options.minutes is None else options.minutes * 60
     beside = BESIDE[options.column] if options.beside is None else options.beside
