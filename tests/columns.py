@@ -248,7 +248,7 @@ TABLE: tuple[Step, ...] = (
     ),
     Step(
         "T: pauses", "I3 I4 I19", "pauses", 5, _crash("pauses"), campaign,
-        _amounts((5, 30), (100, 1_000), (300, 7_200)), waits=True,
+        _amounts((5, 30), (100, 1_000, 25), (300, 7_200, 25)), waits=True,
     ),
     Step(
         "D: disk faults", "I1 I14 I15 I16", "disk_faults", 30, _crash("disk"), campaign,

@@ -19,6 +19,10 @@ from .summary import Summary
 
 PAUSES = (0.1, 0.3, 1.2, 2.5, 6.0, 8.0)
 """Seconds; leases and permits of the load live 1 to 5 (a fifth of the default's, as these are of 40 s)."""
+LONG = (20.0, 40.0)
+"""Seconds, between; longer than what a client waits for an answer, too."""
+LONG_EVERY = 25
+"""One in so many pauses of a campaign is a long one."""
 PAUSES_PER_ROUND = 3
 JUMPS = (3600, -3600, 86_400, -86_400, 0, 60, -1)
 """Seconds that the wall clock is off."""
@@ -36,10 +40,12 @@ class PauseCampaign(Campaign):
             await trio.sleep(self.chance.uniform(0.2, 1.2))
             os.kill(self.node.pid, signal.SIGSTOP)
             began = time.monotonic()
-            await trio.sleep(self.chance.choice(PAUSES))
+            long = self.summary.counts["pauses"] % LONG_EVERY == LONG_EVERY - 1
+            await trio.sleep(self.chance.uniform(*LONG) if long else self.chance.choice(PAUSES))
             self.world.history.pauses.append((began, time.monotonic()))
             os.kill(self.node.pid, signal.SIGCONT)
             self.summary.counts["pauses"] += 1
+            self.summary.counts["long_pauses"] += long
         await trio.sleep(self.chance.uniform(0.2, 1.5))
 
 

@@ -12,7 +12,7 @@ import inspect
 import mmap
 import os
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -23,6 +23,7 @@ from queen_actors.actors.subscription import Subscription
 from queen_actors.cli import main
 from queen_actors.storage import durable, journal, log
 from queen_actors.storage import upkeep as sealing
+from queen_actors.storage.fileops import FileOps
 
 PHASES = ("start-up", "commit", "roll", "sealing", "snapshot", "retention", "passivation")
 """In the order of the slate's bytes; each holds how often its phase is under way."""
@@ -96,12 +97,25 @@ def connections_keep_their_leases() -> None:
     setattr(Subscription, "close", nothing)  # noqa: B010 - as the others
 
 
+def refused_writes_count_as_written() -> None:
+    """The bug of a broker that does not look at what the disk says."""
+    write = FileOps.write
+
+    def blind(ops: FileOps, fd: int, parts: Sequence[bytes], offset: int) -> int:
+        try:
+            return write(ops, fd, parts, offset)
+        except OSError:
+            return sum(map(len, parts))
+
+    setattr(FileOps, "write", blind)  # noqa: B010 - as the others
+
+
 def plant(name: str) -> None:
-    """The one above, or one of the simulator's. Raises KeyError for a bug that nobody has."""
+    """One of those above, or one of the simulator's. Raises KeyError for a bug that nobody has."""
     from queen_actors.testing.planted import BUGS  # only here: a start is timed
 
     bugs = {bug.name: bug.plant for bug in BUGS}
-    bugs[connections_keep_their_leases.__name__] = connections_keep_their_leases
+    bugs |= {bug.__name__: bug for bug in (connections_keep_their_leases, refused_writes_count_as_written)}
     bugs[name]()
 
 

@@ -165,6 +165,19 @@ async def test_a_disk_that_fails_under_load_gives_no_wrong_answer(tmp_path: Path
     assert done == [2, 1, 1], told
 
 
+async def test_a_full_disk_that_is_not_noticed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of disks that fail: a broker that takes a refused write for written."""
+    monkeypatch.setattr(DiskCampaign, "planted", "refused_writes_count_as_written")
+    shim = build_shim(tmp_path)
+
+    async def run(place: Path, seed: int) -> Summary:
+        summary = Summary("disk", 4 * seed)  # those begin with a full disk
+        await DiskCampaign(place, summary.seed, summary, shim=shim).run(1)
+        return summary
+
+    await found(run, tmp_path)
+
+
 async def test_damage_that_is_not_noticed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: an open that takes every sealed file as it is."""
     monkeypatch.setattr(recovery, "check", lambda _: None)
