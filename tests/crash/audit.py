@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from queen_actors.limits import CALL_DEADLINE_SECONDS
+
 from .deliveries import Deliveries
 from .effects import Timers, judge_bundles, judge_scratch
 from .feeds import judge_tails, judge_watches
-from .history import History
+from .history import Call, History
 from .keys import judge_own_keys
 from .logs import Logs
 from .state import judge_state
@@ -38,8 +40,22 @@ def audit(history: History, *, drained: bool = False) -> list[str]:
     ]
 
 
+LATE = 503
+"""What a call is answered that could not be answered in time."""
+
+
+def _stood_still(history: History, call: Call) -> bool:
+    """Whether the time for an answer went by while the process was stopped: that is told, and it may have been done."""
+    if call.answered - call.sent < CALL_DEADLINE_SECONDS:
+        return False
+    overlaps = (min(end, call.answered) - max(begin, call.sent) for begin, end in history.pauses)
+    return max(overlaps, default=0.0) >= CALL_DEADLINE_SECONDS / 2
+
+
 def _judge_statuses(history: History) -> Iterator[str]:
     """Nothing in the load is malformed, and a broker that lives can always do it."""
     for call in history.calls:
-        if call.status is not None and call.status >= 300 and call.status not in history.refusals:
+        if call.status is None or call.status < 300 or call.status in history.refusals:
+            continue
+        if not (call.status == LATE and _stood_still(history, call)):
             yield f"round {call.round}: {call.op} was answered {call.status} {call.answer}"

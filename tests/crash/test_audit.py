@@ -38,6 +38,17 @@ def test_an_honest_history_passes() -> None:
         assert verdict(story) == [], name
 
 
+def test_a_pause_longer_than_the_time_for_an_answer_may_cost_it() -> None:
+    """A call during which the process stood still so long may be told that there was no answer in time; another not."""
+    for waited, pause, honest in ((31.0, 30.0, True), (31.0, 5.0, False), (29.0, 28.0, False)):
+        story = Story()
+        call = story.named["put again"]
+        call.status, call.sent = 503, call.answered - waited
+        story.history.pauses.append((call.answered - pause, call.answered))
+        told = [text for text in verdict(story) if "503" in text]
+        assert (not told) is honest, (waited, pause, told)
+
+
 def test_what_was_not_acknowledged_may_be_there_or_not() -> None:
     """A push, a put, a timer and a whole transaction whose answers were lost may be missing, whole."""
     story = Story()
