@@ -200,9 +200,13 @@ def _allocate(ops: FileOps, fd: int, start: int, length: int) -> tuple[bool, int
 class JournalReader:
     """Reads one journal file. When `frames` is exhausted, `position`, `end` and `torn` say where and how it ended."""
 
-    def __init__(self, path: str) -> None:
-        """Reads and checks the first page. Raises DataDirectoryError when it is not a journal's."""
+    def __init__(self, path: str, *, last: bool = False) -> None:
+        """Reads and checks the first page. Raises DataDirectoryError when it is not a journal's.
+
+        `last`: nothing of the log follows this file, so that what it holds can be given up from a place on.
+        """
         self.path = path
+        self._last = last
         self.end = PAGE
         self.torn = 0
         """Bytes of a torn end behind `end`: what a cut would remove."""
@@ -249,14 +253,18 @@ class JournalReader:
         if found is not None:
             raise self._damage(
                 f"the bytes at {self.end} are no frame, but at {self.end + found} a whole one follows, so that this is "
-                "not the unfinished end of a crash"
+                "not the unfinished end of a crash",
+                f"; or, to give up what the log holds from there on, keep a copy of the directory, truncate the file "
+                f"to {self.end} bytes, and delete the file POSITION"
+                if self._last
+                else "",
             )
         self.torn = len(rest)
 
-    def _damage(self, what: str) -> DataDirectoryError:
+    def _damage(self, what: str, otherwise: str = "") -> DataDirectoryError:
         return DataDirectoryError(
-            f"{self.path} is damaged: {what}. The file is kept as it is. Restore the data directory from a backup; or, "
-            f"to give up what the file holds from byte {self.end} on, keep a copy of it and truncate it to that length."
+            f"{self.path} is damaged: {what}. The file is kept as it is. Restore the data directory, or this file "
+            f"alone, from a backup{otherwise}."
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -29,19 +30,22 @@ from .summary import Summary
 
 PARTITIONS = 3
 SEALED_PARTS = 4
-HELPFUL = ("backup", "kept", "choose", "version", "give it the name")
-"""One of these is in every refusal: what to do, or that nothing was thrown away."""
+HELPFUL = ("backup", "choose", "version", "give it the name", "doctor")
+"""One of these is in every refusal: what to do."""
+CUT = re.compile(r"truncate the file to (\d+) bytes, and delete the file POSITION")
+DELETE = "delete the file POSITION"
 
 Damage = Callable[[random.Random, Path], None]
 
 
 class Directory(NamedTuple):
     """A data directory, and what may be found in it: all of it, or after a crash also what was there some commits
-    before."""
+    before. `given_up`: what may be there when its newest journal was cut, as a refusal says that one can."""
 
     path: Path
     whole: bytes
     earlier: frozenset[bytes]
+    given_up: frozenset[bytes]
 
 
 # -- directories -------------------------------------------------------------------------------------------------------
@@ -142,15 +146,17 @@ async def directories(place: Path) -> list[Directory]:
             states += [await contents(broker, api) async for _ in writer.steps(api)]
         shutil.copytree(closed, killed, ignore=shutil.ignore_patterns("spill"))
     shutil.copytree(closed, unsealed, ignore=shutil.ignore_patterns("spill"))
+    last: list[bytes] = []
     for _ in range(3):
         async with _opened(unsealed, _Unsealing) as (_, broker, api):
+            last = [await contents(broker, api)]
             for _ in range(4):
-                await writer.one(api)
-            last = await contents(broker, api)
+                last += [await contents(broker, api) async for _ in writer.steps(api)]
+    before = frozenset(states)
     return [
-        Directory(closed, states[-1], frozenset()),
-        Directory(killed, states[-1], frozenset(states[:-1])),
-        Directory(unsealed, last, frozenset()),
+        Directory(closed, states[-1], frozenset(), before),
+        Directory(killed, states[-1], frozenset(states[:-1]), before),
+        Directory(unsealed, last[-1], frozenset(), frozenset(last)),
     ]
 
 
@@ -243,7 +249,8 @@ async def trial(place: Path, directory: Directory, damage: Damage, name: str, ch
         async with _opened(copy) as (_, broker, api):
             found = await contents(broker, api)
     except DataDirectoryError as error:
-        return _judge_refusal(copy, name, before, error.detail)
+        told = _judge_refusal(copy, name, before, error.detail)
+        return await _followed(copy, name, directory, error.detail) or told
     except BaseException as error:
         return f"the open ended in {error!r}"
     if found == directory.whole or (found in directory.earlier and name == _newest_journal(directory.path)):
@@ -266,6 +273,25 @@ def _judge_refusal(path: Path, name: str, before: dict[str, bytes], told: str) -
     if str(path) not in told or not any(word in told.lower() for word in HELPFUL):
         return f"the refusal does not say which file it is and what can be done: {told}"
     return f"refused: {told}"
+
+
+async def _followed(copy: Path, name: str, directory: Directory, told: str) -> str | None:
+    """Do what the refusal says that one can do with the files there are. What is wrong with what comes of it, or None:
+    what was not given up is served."""
+    cut = CUT.search(told)
+    if cut is None and DELETE not in told:
+        return None
+    if cut is not None:
+        os.truncate(copy / name, int(cut[1]))
+    (copy / "POSITION").unlink(missing_ok=True)
+    try:
+        async with _opened(copy) as (_, broker, api):
+            found = await contents(broker, api)
+    except DataDirectoryError as error:
+        return f"it was refused: {told} That was done, and it was refused again: {error.detail}"
+    if found == directory.whole or found in directory.given_up:
+        return None
+    return f"it was refused: {told} That was done, and what was in it then is something else"
 
 
 async def damages(place: Path, summary: Summary, count: int) -> None:

@@ -169,3 +169,24 @@ def test_a_journal_larger_than_what_is_allocated_at_once(
     assert [body for _, body in reader.frames()] == bodies
     assert (tmp_path / "j").stat().st_size >= starts[-1]
     assert starts[0] == PAGE
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_the_end_can_be_given_up_of_the_last_journal_alone(tmp_path: pathlib.Path, *, last: bool) -> None:
+    """A refusal says to cut a file only where the log then goes on: not before another journal, and not for a page that
+    would be kept."""
+    starts = write(tmp_path / "j")
+    whole = (tmp_path / "j").read_bytes()
+    damaged = bytearray(whole)
+    damaged[starts[1] + HEAD] ^= 1
+    (tmp_path / "j").write_bytes(damaged)
+    with pytest.raises(DataDirectoryError) as refused:
+        list(JournalReader(str(tmp_path / "j"), last=last).frames())
+    assert (f"truncate the file to {starts[1]} bytes, and delete the file POSITION" in refused.value.detail) is last
+    assert "from a backup" in refused.value.detail
+    damaged = bytearray(whole)
+    damaged[20] ^= 1
+    (tmp_path / "j").write_bytes(damaged)
+    with pytest.raises(DataDirectoryError, match="from a backup") as refused:
+        JournalReader(str(tmp_path / "j"), last=last)
+    assert "truncate" not in refused.value.detail
