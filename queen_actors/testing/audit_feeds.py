@@ -136,9 +136,9 @@ class _Aged:
         must(self._at == len(self._log), "I1 a reader sees or is told of everything", event, self._at, len(self._log))
         behind = min(self._done) < len(self._log) - 1
         if self._kind == "any" or (self._kind == "wait" and behind and max(self._done) < len(self._log) - 1):
-            must(self._start == len(self._log), "what is too old is removed", event, self._start)
+            must(self._start == len(self._log), "I1 what is too old is removed", event, self._start)
         elif self._kind == "done":
-            must(self._start > min(self._done), "what is done and too old is removed", event, self._start, self._done)
+            must(self._start > min(self._done), "I1 what is done and old is removed", event, self._start, self._done)
 
 
 def _nothing(event: Event) -> None:
@@ -205,8 +205,8 @@ class _Watched:
             if event.asked["from"] is None:
                 self._again(version, rows, event)
             else:
-                must(event.asked["from"] == self._seen, "it goes on where it was", event, self._seen)
-                must(rows is None, "a watch that goes on has no rows", event)
+                must(event.asked["from"] == self._seen, "I7 a watch goes on where it was", event, self._seen)
+                must(rows is None, "I7 a watch that goes on has no rows", event)
             self._last = self._seen
         elif event.op == "watch.told":
             self._hear(event)
@@ -221,7 +221,7 @@ class _Watched:
         self._seen = version
 
     def _shown(self, key: str, value: Any, version: int, event: Event) -> None:
-        must(key.startswith(self._prefix), "a watch tells of what is watched", event, key)
+        must(key.startswith(self._prefix), "I7 a watch tells of what is watched", event, key)
         known = self._values.setdefault((key, version), value)
         must(known == value, "I7 I13 a version has one value", event, key, version, known)
 
@@ -255,7 +255,7 @@ class _Watched:
                     must(latest.get(key, 0) >= version, "I7 it is the latest state", key, version, latest)
 
     def _end(self, event: Event) -> None:
-        must(event.ok, "a calm broker answers", event)
+        must(event.ok, "I15 a calm broker answers", event)
         rows = event.found[0]
         whole = len(rows) < 100
         there = {key: (value, version) for key, value, version in rows}

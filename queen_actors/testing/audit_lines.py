@@ -22,7 +22,7 @@ def judge_lines(history: History) -> None:
         told, found = event.found
         must(not told and found is not None and found[0][0], "I5 a permit lives as long as its connection", event)
     for event in history.of("mortal.end"):
-        must(event.found == ["expired"], "whoever loses a permit hears of it", event)
+        must(event.found == ["expired"], "I6 whoever loses a permit hears of it", event)
 
 
 def _order(history: History, acquires: list[Event]) -> None:

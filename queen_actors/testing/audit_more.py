@@ -53,7 +53,7 @@ def judge_streamers(history: History) -> None:
     """I11: what a cycle pushed is there once for each message of its source, and when it was answered."""
     made: dict[str, Counter[str]] = defaultdict(Counter)
     for event in history.of("stream.end"):
-        must(event.ok, "a calm broker answers", event)
+        must(event.ok, "I15 a calm broker answers", event)
         for *_, records in event.found[1]:
             made[event.asked["queue"]].update(record[3].decode().strip('"') for record in records)
     for event in history.of("stream.cycle"):
@@ -73,6 +73,6 @@ def judge_ephemeral(history: History) -> None:
         elif event.ok:
             got[event.client] += event.found
     for client, payloads in got.items():
-        must(set(payloads) <= sent[client], "nothing comes that was not sent", client, payloads)
+        must(set(payloads) <= sent[client], "I1 nothing comes that was not sent", client, payloads)
         numbers = [int(payload.strip(b'"')) for payload in payloads]
-        must(numbers == sorted(set(numbers)), "each comes once, in order", client, numbers)
+        must(numbers == sorted(set(numbers)), "I2 each comes once, in order", client, numbers)

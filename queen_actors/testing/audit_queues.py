@@ -49,12 +49,12 @@ class _Buried:
             elif event.op == "dead.purge" and event.outcome != "refused":
                 self._purges.append(event)
             elif event.op == "dead.again":
-                must(event.ok, "a calm broker answers", event)
+                must(event.ok, "I15 a calm broker answers", event)
                 self._again.update(record[3].decode().strip('"') for *_, rs in event.found[1] for record in rs)
             elif event.op in ("dead.look", "dead.end") and event.ok:
                 self._looked(event)
         end = self._events[-1]
-        must(end.op == "dead.end" and end.ok, "a calm broker answers", end)
+        must(end.op == "dead.end" and end.ok, "I15 a calm broker answers", end)
         self._whole({letter[1] for letter in end.found})
 
     def _acked(self, event: Event) -> None:
@@ -126,8 +126,8 @@ def judge_conflaters(history: History) -> None:
 
 def _conflated(event: Event, log: list[str], done: set[int]) -> None:
     conflates, _, messages = event.found
-    must(conflates, "each answer says that it conflates", event)
-    must(len(messages) <= 1, "a claim is the newest message alone", event)
+    must(conflates, "I1 each answer says that it conflates", event)
+    must(len(messages) <= 1, "I1 a claim is the newest message alone", event)
     for offset, txn, _ in messages:
         must(offset == len(log) - 1 and txn == log[-1], "I1 the newest is delivered", event, log[-3:])
         must(offset > min(done), "I3 what was acked is not delivered again", event, done)
@@ -168,7 +168,7 @@ class _Forgotten:
 
     def _end(self, event: Event) -> None:
         if event.op == "forgot.end":
-            must(event.ok, "a calm broker answers", event)
+            must(event.ok, "I15 a calm broker answers", event)
             self._read += [record[1] for *_, records in event.found[1] for record in records]
         else:
             logs = {state[0] for state in self._states}
@@ -253,7 +253,7 @@ def _everything(history: History, ledger: Ledger) -> None:
         return
     read: dict[int, list[int]] = defaultdict(list)
     for event in history.of("seek.last", "seek.end"):
-        must(event.ok, "a calm broker answers", event)
+        must(event.ok, "I15 a calm broker answers", event)
         for _, _, pid, _, records in event.found[1] if event.op == "seek.end" else ():
             read[pid] += [record[0] for record in records]
     for pid, log in ledger.log.items():

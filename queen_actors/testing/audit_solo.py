@@ -164,7 +164,7 @@ class _Solo:
         return range(lowest - 1, first)
 
     def _end(self, event: Event) -> None:
-        must(event.ok, "a calm broker answers", event)
+        must(event.ok, "I15 a calm broker answers", event)
         self._read += [record[1] for *_, records in event.found[1] for record in records]
         if not event.found[1]:
             whole = self._read == self._log
@@ -188,7 +188,7 @@ def judge_movers(history: History) -> None:
     made: dict[str, Counter[str]] = defaultdict(Counter)
     kept: dict[str, set[str]] = defaultdict(set)
     for event in history.of("moved.end", "moved.source"):
-        must(event.ok, "a calm broker answers", event)
+        must(event.ok, "I15 a calm broker answers", event)
         for *_, records in event.found[1]:
             if event.op == "moved.end":
                 made[event.asked["queue"]].update(record[3].decode().strip('"') for record in records)

@@ -2,25 +2,30 @@
 
     python -m queen_actors.testing.mutants --jobs 2
 
-prints at which seed each was found, and whether a broker without any keeps its promises at the same seeds. It fails
-when one was not found within its seeds, or the broker as it is breaks a promise: then a bug would prove nothing.
+prints at which seed each was found, and whether a broker without any keeps its promises at the same seeds. One is found
+where a promise is broken that it is known to break. It fails when one was not found within its seeds, or the broker as
+it is breaks a promise: then a bug would prove nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 
 from msgspec import Struct
 
 from .planted import BUGS
-from .sim import BROKER_FAILED, SECONDS, Failure, attempt, quiet, seeds_of
+from .planting import Bug
+from .sim import SECONDS, Failure, attempt, quiet, seeds_of
 
 SEEDS = range(2000)
 CONTROL = "none"
+_NUMBER = re.compile(r"I\d+")
 
 
 class Found(Struct, frozen=True):
@@ -33,23 +38,30 @@ class Found(Struct, frozen=True):
     broken: str = ""
 
 
-def shows(broken: str) -> bool:
-    """Does this show the bug? A promise that was broken does, and an assertion of the broker's own. Another exception
-    says that what was planted does not fit the broker any more, which it would say of any piece."""
-    return not broken.startswith(BROKER_FAILED) or broken.startswith(f"{BROKER_FAILED} AssertionError")
+def shows(bug: Bug, broken: str) -> bool:
+    """Does this show the bug? A broken promise does that names an invariant which the bug breaks. What else breaks, as
+    a fault of the broker itself or an answer of 500, may only say that what was planted does not fit the broker any
+    more, which it would say of any piece."""
+    return not _named(broken).isdisjoint(bug.breaks.split())
+
+
+def _named(broken: str) -> set[str]:
+    """The invariants with which the promise begins: `I1 I12 what is queued is there, once`."""
+    return set(takewhile(_NUMBER.fullmatch, broken.partition(":")[0].split()))
 
 
 def look_for(name: str, seeds: Sequence[int]) -> Found:
     """Plant the bug in this process, for good, and look for a seed that `shows` it; `none` plants none, and whatever is
     wrong counts."""
     quiet()
-    for bug in BUGS:
-        if bug.name == name:
-            bug.plant()
+    bug = next((bug for bug in BUGS if bug.name == name), None)
+    assert bug is not None or name == CONTROL, f"there is no bug {name}"
+    if bug is not None:
+        bug.plant()
     began = time.process_time()
     for tried, seed in enumerate(seeds, 1):
         found = attempt(seed, SECONDS)
-        if isinstance(found, Failure) and (name == CONTROL or shows(found.broken)):
+        if isinstance(found, Failure) and (bug is None or shows(bug, found.broken)):
             return Found(name, seed, tried, time.process_time() - began, found.broken)
     return Found(name, None, len(seeds), time.process_time() - began)
 

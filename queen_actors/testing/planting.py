@@ -10,7 +10,7 @@ from msgspec import Struct
 
 
 class Bug(Struct, frozen=True):
-    """`plant` puts it in; `breaks`: the invariants that it is known to break."""
+    """`plant` puts it in; `breaks`: the invariants that it is known to break, by one of which it has to be found."""
 
     plant: Callable[[], None]
     what: str

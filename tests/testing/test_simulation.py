@@ -338,7 +338,7 @@ SPOILERS = {
     move_twice: "I11",
     cycle_twice: "I11",
     leave_something_of_a_deleted_queue: "I2 I12",
-    give_out_twice: "each comes once",
+    give_out_twice: "I2 each comes once",
     miss_a_live_key: "I9",
     show_what_never_was: "I7",
     one_permit_too_many: "I6",

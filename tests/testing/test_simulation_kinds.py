@@ -138,6 +138,11 @@ def lose_a_permit_that_lives(events: list[Event]) -> None:
     event.found = (["expired"], event.found[1])
 
 
+def hear_nothing_of_a_loss(events: list[Event]) -> None:
+    event = find(events, "mortal.end")
+    event.found = []
+
+
 def lose_a_letter(events: list[Event]) -> None:
     """One that was put aside last of all is not found."""
     end = next(event for event in events if event.op == "dead.end")
@@ -191,10 +196,11 @@ SPOILERS: dict[Change, str] = {
     overtake: "I6 first come",
     keep_a_permit_beyond_its_connection: "I6",
     lose_a_permit_that_lives: "I5",
+    hear_nothing_of_a_loss: "I6 whoever loses a permit",
     lose_a_letter: "I1",
     move_a_letter_twice: "I11",
     conflate_to_an_older_one: "I1 the newest",
-    say_nothing_of_conflation: "each answer",
+    say_nothing_of_conflation: "I1 each answer",
     go_on_after_a_deletion: "I1 a group that was deleted",
     settle_after_a_seek: "I3 a seek",
 }
