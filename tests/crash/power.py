@@ -41,7 +41,7 @@ class PowerNode(Node):
     """A process whose disk is watched by the shim."""
 
     def __init__(self, directory: Path, shim: Path, ignore: str = "", **settings: str) -> None:
-        """`ignore`: a part of the names of the files whose fdatasync is to do nothing; `/`: the directory's fsync."""
+        """`ignore`: a part of the names of the files whose flushes are to do nothing; `/`: the directory's."""
         super().__init__(directory.resolve(), **settings)
         self._shadow = directory.resolve() / "shadow"
         self.environment = {"LD_PRELOAD": str(shim), "SHIM_DATA": str(self.data), "SHIM_SHADOW": str(self._shadow)}

@@ -3,7 +3,7 @@
    Power: $SHIM_SHADOW holds what has reached the disk of the one flat directory $SHIM_DATA. A file's bytes get there
    when it is flushed (one file i<inode> each), names when the directory is (the list `names`). What was written,
    created, renamed or removed without a flush is not there. $SHIM_IGNORE names files (by a part of the name) whose
-   fdatasync is taken for nothing, and `/` the directory's fsync: the control that shows that the rig can fail.
+   flushes are taken for nothing, and `/` the directory's: the control that shows that the rig can fail.
    Time: the first eight bytes of the file $SHIM_CLOCK say by how many seconds the wall clock is off; every other clock
    is the machine's.
    Failures: the first byte of the file $SHIM_FAIL says what writes and flushes inside $SHIM_DATA come to:
@@ -114,11 +114,11 @@ static void mirror_names(void) {
     move(temporary, list);
 }
 
-static void flushed(int fd, int only_data) {
+static void flushed(int fd) {
     char path[4096];
     const char *name = shadow ? inside(fd, path) : NULL;
     if (!name || strchr(name, '/')) return;
-    if (ignored && (*name ? only_data && strstr(name, ignored) : !strcmp(ignored, "/"))) return;
+    if (ignored && (*name ? strstr(name, ignored) != NULL : !strcmp(ignored, "/"))) return;
     pthread_mutex_lock(&lock);
     if (*name) mirror_file(fd); else mirror_names();
     pthread_mutex_unlock(&lock);
@@ -172,10 +172,10 @@ WRITE(pwritev64, (fd, parts, count, place), place, const struct iovec *parts, in
 #define FLAGGED(name) WRITE(name, (fd, parts, count, place, flags), place, const struct iovec *parts, int count, off_t place, int flags)
 FLAGGED(pwritev2)
 FLAGGED(pwritev64v2)
-#define SYNC(name, only_data) int name(int fd) { REAL(int, #name, int); FAIL(1) \
-        int done = real(fd); if (!done) flushed(fd, only_data); return done; }
-SYNC(fsync, 0)
-SYNC(fdatasync, 1)
+#define SYNC(name) int name(int fd) { REAL(int, #name, int); FAIL(1) \
+        int done = real(fd); if (!done) flushed(fd); return done; }
+SYNC(fsync)
+SYNC(fdatasync)
 #define CUT(name) int name(int fd, off_t length) { REAL(int, #name, int, off_t); \
         int done = real(fd, length); if (!done) dirty(fd, length, (off_t)1 << 62); return done; }
 CUT(ftruncate)
