@@ -10,7 +10,7 @@ from .deliveries import Deliveries
 from .effects import Timers, judge_bundles, judge_scratch
 from .feeds import judge_tails, judge_watches
 from .history import Call, History
-from .keys import judge_own_keys
+from .keys import judge_own_keys, judge_pairs
 from .logs import Logs
 from .state import judge_state
 from .world import WORKERS
@@ -33,6 +33,7 @@ def audit(history: History, *, drained: bool = False) -> list[str]:
         *logs.violations,
         *deliveries.violations,
         *judge_own_keys(history, WORKERS),
+        *judge_pairs(history, logs),
         *judge_state(history, logs),
         *timers.violations,
         *judge_bundles(history, logs, timers, drained=drained),

@@ -1,15 +1,23 @@
-"""Keys with one writer: which states are possible after each call, and whether an answer fits one of them."""
+"""Keys with one writer: which states are possible after each call, and whether an answer fits one of them.
+
+And pairs of keys that all write, always both at once: no reader may see one without the other.
+"""
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from .history import Call, History
+from .logs import Logs
+from .state import kv_pairs
+from .world import PAIRS, PAIRS_NS, pair_keys
 
 SLACK = 0.1
 """Seconds by which the two clocks, and the instants at which they are read, may differ."""
@@ -162,3 +170,84 @@ def judge_own_keys(history: History, workers: int) -> list[str]:
         if first["ns"] in {"alpha", "beta"}:
             by_worker[int(first["key"][1:].partition("-")[0])].take(call)
     return [text for judge in by_worker.values() for text in judge.violations]
+
+
+# -- pairs -------------------------------------------------------------------------------------------------------------
+
+Row = tuple[bytes | None, int]
+"""A value and its version; no row has version 0."""
+
+
+class PairStep(NamedTuple):
+    """What a call did with both keys of a pair: `get`, `put` or `delete`."""
+
+    pair: str
+    op: str
+    value: bytes | None
+    """What a put wrote into both."""
+    rows: tuple[Row, Row] | None
+    """What the answer shows of each; None: it is not known."""
+
+
+def _shown(result: dict[str, Any] | None) -> Row:
+    version = (result or {}).get("version", 0)
+    return (_frozen(result["value"]), version) if result and version else (None, 0)
+
+
+def pair_steps(call: Call) -> Iterator[PairStep]:
+    """One for each pair that the call touched."""
+    both: dict[tuple[str, str], dict[str, tuple[dict[str, Any], dict[str, Any] | None]]] = defaultdict(dict)
+    for op, result in kv_pairs(call):
+        if op["ns"] != PAIRS_NS:
+            continue
+        if op["op"] != "getPrefix":
+            both[op["key"].partition("-")[0], op["op"]][op["key"]] = (op, result)
+        elif result is not None:
+            rows = {row["key"]: row for row in result["rows"]}
+            for first, second in (pair_keys(pair) for pair in PAIRS):
+                if first.startswith(op["prefix"]):
+                    shown = (_shown(rows.get(first)), _shown(rows.get(second)))
+                    yield PairStep(first.partition("-")[0], "get", None, shown)
+    for (pair, kind), found in both.items():
+        (op, one), (_, other) = (found[key] for key in pair_keys(pair))
+        value = _frozen(op["value"]) if kind == "put" else None
+        yield PairStep(pair, kind, value, None if call.unknown else (_shown(one), _shown(other)))
+
+
+def judge_pairs(history: History, logs: Logs) -> Iterator[str]:
+    """Whoever reads a pair sees one value in both keys, which was written, and none older than one seen before; and
+    the message of its transaction is there (I7, I11)."""
+    steps = [(call, step) for call in history.of("kv", "transaction") for step in pair_steps(call)]
+    writers = {(step.pair, step.value): call for call, step in steps if step.op == "put"}
+    waiting: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    highest: dict[str, int] = defaultdict(int)
+    for call, step in steps:  # in the order of `sent`
+        if step.rows is None:
+            continue
+        (value, version), (other, _) = step.rows
+        told = f"pair {step.pair} in round {call.round}"
+        if value != other:
+            yield f"{told}: {step.op} saw {value!r} in one key and {other!r} in the other"
+        elif version:
+            writer = writers.get((step.pair, value))
+            if writer is None or writer.sent > call.answered:
+                yield f"{told}: {step.op} saw {value!r}, which nobody had written"
+            elif writer.op == "transaction" and not _pushed(writer, call, logs):
+                yield f"{told}: {value!r} was there, and the message of its transaction is not: half a transaction"
+        passed = waiting[step.pair]
+        while passed and passed[0][0] < call.sent:
+            highest[step.pair] = max(highest[step.pair], heapq.heappop(passed)[1])
+        if 0 < version < highest[step.pair]:
+            yield f"{told}: it went back to version {version} after {highest[step.pair]}"
+        heapq.heappush(passed, (call.answered, version))
+
+
+def _pushed(writer: Call, seen: Call, logs: Logs) -> bool:
+    """Whether the messages of this transaction are where they were pushed, as far as that was read behind `seen`."""
+    items = [item for op in writer.body["operations"] for item in op["items"]]
+    places = [((item["queue"], item["partition"]), item["transactionId"]) for item in items]
+    return all(
+        txn in logs.offsets[place]
+        for place, txn in places
+        if logs.readings[place] and logs.readings[place][-1][0].sent > seen.answered
+    )

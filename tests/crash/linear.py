@@ -1,7 +1,11 @@
-"""The history's keys and locks as operations for the linearizability checker."""
+"""The history's keys and locks as operations for the linearizability checker.
+
+A pair of keys is one key more, whose value is both values: a call that wrote or read both has one instant for them.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator
@@ -14,6 +18,7 @@ from queen_actors.testing import models
 from queen_actors.testing.linear import Operation, Report, judge
 
 from .history import Call, History
+from .keys import PairStep, Row, pair_steps
 
 SLACK = 0.1
 """Seconds by which the broker's clock and ours may differ."""
@@ -25,8 +30,10 @@ Named = tuple[tuple[str, str], Any, Any]
 
 
 def judge_linear(history: History) -> Report:
-    """Every key and every lock, over all lives of the process."""
-    return judge(operations(history), {"key": models.KeyModel(SLACK), "lock": models.LockModel(SLACK)})
+    """Every key, every pair and every lock, over all lives of the process."""
+    keys = models.KeyModel(SLACK)
+    found = itertools.chain(operations(history), pairs(history))
+    return judge(found, {"key": keys, "pair": keys, "lock": models.LockModel(SLACK)})
 
 
 def operations(history: History) -> Iterator[Operation]:
@@ -41,6 +48,43 @@ def operations(history: History) -> Iterator[Operation]:
         for key, steps in found.items():
             label = f"round {call.round} {call.op} {steps}"
             yield Operation(key, call.sent, call.answered, tuple(steps), not call.unknown, label)
+
+
+def pairs(history: History) -> Iterator[Operation]:
+    """One for each pair that a call touched. A transaction without an answer whose message was read back did happen."""
+    there = {
+        record["transactionId"]
+        for call in history.of("fetch")
+        if call.acknowledged
+        for entry in call.answer["entries"]
+        for record in entry.get("records", ())
+    }
+    for call in history.of("kv", "transaction"):
+        for found in pair_steps(call):
+            step, answer = _pair(found)
+            pushed = [item["transactionId"] for op in call.body["operations"] for item in op.get("items", ())]
+            known = not call.unknown or not there.isdisjoint(pushed)
+            if not call.unknown or not isinstance(step, READS):
+                label = f"round {call.round} {call.op} {step} {answer}"
+                yield Operation(("pair", found.pair), call.sent, call.answered, ((step, answer),), known, label)
+
+
+def _pair(found: PairStep) -> tuple[models.KeyStep, models.Answer | None]:
+    """The version is that of the second key."""
+    step: models.KeyStep = models.Get()
+    if found.op == "put":
+        step = models.Put(_both(((found.value, 1), (found.value, 1))))
+    elif found.op == "delete":
+        step = models.Delete()
+    if found.rows is None:
+        return step, None
+    value = _both(found.rows) if any(version for _, version in found.rows) else None
+    reason = "absent" if value is None and found.op == "delete" else None
+    return step, models.Answer(value is not None, value, found.rows[1][1], reason)
+
+
+def _both(rows: tuple[Row, Row]) -> bytes:
+    return b" ".join(value or b"-" for value, _ in rows)
 
 
 def _frozen(value: Any) -> bytes:

@@ -1,8 +1,9 @@
 """A mixed load over HTTP: some workers, each doing now this and now that over a connection of its own.
 
 What a worker does is chosen so that the auditor can tell from the history alone whether an answer was right: a key of
-its own has one writer, every pushed payload names its transaction id, every message of `work` is to be settled by one
-transaction that leaves its name in four places. Some transactions are asked to fail.
+its own has one writer, every pushed payload names its transaction id, two keys of a pair are never written one without
+the other, every message of `work` is to be settled by one transaction that leaves its name in four places. Some
+transactions are asked to fail.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 import trio
 
-from .history import Call
+from .history import READER, Call
 from .peer import Lost, Peer, connected
 from .sockets import SocketPeer, on_socket
 from .world import (
@@ -31,6 +32,8 @@ from .world import (
     LOCKS,
     NEVER,
     OPTIONS,
+    PAIRS,
+    PAIRS_NS,
     PARTITIONS,
     SCRATCH,
     SHORT,
@@ -39,6 +42,7 @@ from .world import (
     WORKERS,
     World,
     own_keys,
+    pair_keys,
 )
 
 
@@ -92,6 +96,7 @@ class Worker:
             self.keys: 6,
             self.churn: 2,
             self.race: 1,
+            self.pair: 5,
             self.count: 3,
             self.lock: 3,
             self.timers: 4,
@@ -237,6 +242,28 @@ class Worker:
         value = f"{self.number}-{self.world.serial()}"
         await self.kv({"op": "putIfAbsent", "ns": "races", "key": key, "value": value, "forever": True})
 
+    async def pair(self) -> None:
+        """Read both keys of a pair in one call, or give both one new value: some do it in a call on keys, some in a
+        transaction that pushes a message of that name. Whoever reads may be between the two of somebody else."""
+        pair = self.random.choice(PAIRS)
+        named = [{"ns": PAIRS_NS, "key": key} for key in self.random.sample(pair_keys(pair), 2)]
+        way = self.random.random()
+        if way < 0.4:
+            await self.peer.call("kv", {"operations": [{"op": "get", **one} for one in named]})
+            return
+        if way < 0.55:
+            await self.peer.call("kv", pair_page(pair))
+            return
+        message = self.item("events", self.random.choice(PARTITIONS["events"]))
+        puts = [{"op": "put", **one, "value": message["transactionId"], "forever": True} for one in named]
+        if self.number % 2:
+            operations = [{"type": "push", "items": [message]}]
+            await self.peer.call("transaction", {"operations": operations, "kv": puts})
+        elif way < 0.6:
+            await self.peer.call("kv", {"operations": [{"op": "delete", **one} for one in named]})
+        else:
+            await self.peer.call("kv", {"operations": puts})
+
     async def count(self) -> None:
         bounds = {"min": COUNTER_MIN, "max": COUNTER_MAX, "forever": True}
         delta = self.random.choice((-3, -1, 1, 1, 2, 4))
@@ -329,6 +356,11 @@ class Worker:
         return await self.peer.call("transaction", {"operations": operations, "kv": kv, "timers": [timer]})
 
 
+def pair_page(pair: str) -> dict[str, Any]:
+    """A call that reads a pair as a page of rows."""
+    return {"operations": [{"op": "getPrefix", "ns": PAIRS_NS, "prefix": f"{pair}-", "limit": 10}]}
+
+
 async def prepare(world: World, peer: Peer) -> None:
     """Configure the queues, and make the groups known; the same every time."""
     for queue, options in OPTIONS.items():
@@ -361,6 +393,9 @@ async def load(world: World, port: int, reconnects: bool = False) -> None:
     try:
         async with connected(port, world.history, 0) as peer:
             await prepare(world, peer)
+        async with connected(port, world.history, READER) as peer:  # what the start found, also one with a fault
+            for pair in PAIRS:
+                await peer.call("kv", pair_page(pair))
     except Lost:
         if not reconnects:
             return

@@ -5,8 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from .history import READER, Call, History
-from .load import entry, schedule
-from .world import AUTO, COUNTERS, GROUPS, LATER, LOCKS, PARTITIONS, SCRATCH, TX, own_keys
+from .load import entry, pair_page, schedule
+from .world import (
+    AUTO,
+    COUNTERS,
+    GROUPS,
+    LATER,
+    LOCKS,
+    PAIRS,
+    PAIRS_NS,
+    PARTITIONS,
+    SCRATCH,
+    TX,
+    own_keys,
+    pair_keys,
+)
 
 Json = dict[str, Any]
 FIRED_AT = "2026-01-01T00:00:01.000000Z"
@@ -46,6 +59,7 @@ class Story:
         self._keys()
         self._timers()
         self._work()
+        self._pairs()
 
     def say(self, name: str, op: str, body: Json, answer: Any, *, worker: int = 0, seconds: float = 0.01) -> Call:
         """A call that was acknowledged, `seconds` after it was sent."""
@@ -205,6 +219,45 @@ class Story:
             self.logs.setdefault(("soon", "s"), []).append(item("soon", "s", f"b-{source}"))
             self.rows["done", source] = (source, 9 + number)
 
+    def _pairs(self) -> None:
+        self.see_pair("pair missing", None, None)
+        self.put_pair("pair", "m20", 11)
+        self.put_pair("pair again", "m21", 13)
+        puts = self._puts("m22", 15)
+        pushed = item("events", "p1", "m22")
+        results: list[Json] = [{"type": "push", "success": True}, *({"type": "kv", **result} for _, result in puts)]
+        body = {"operations": [{"type": "push", "items": [pushed]}], "kv": [op for op, _ in puts]}
+        self.say("pair in a transaction", "transaction", body, {"success": True, "results": results})
+        self.logs["events", "p1"] = [pushed]
+        self.see_pair("pair read", ("m22", 15), ("m22", 16))
+        self.say("pair page", "kv", pair_page(PAIRS[0]), {"results": [self._page(PAIRS_NS)]}, worker=2)
+        taken = message("m22", 0, "", "8", "p1")
+        self.pop("take m22", "events", AUTO, taken, autoAck="true")
+        for group in GROUPS:
+            delivered = message("m22", 0, f"F{group}", "8", "p1")
+            self.pop(f"m22 {group}", "events", group, delivered)
+            self.ack(f"m22 ack {group}", group, (delivered, "completed"))
+
+    def _puts(self, value: str, version: int) -> list[tuple[Json, Json]]:
+        """Both keys of the first pair become this, as the rows do."""
+        found: list[tuple[Json, Json]] = []
+        for number, key in enumerate(pair_keys(PAIRS[0])):
+            op = {"op": "put", "ns": PAIRS_NS, "key": key, "value": value, "forever": True}
+            found.append((op, {"applied": True, "value": value, "version": version + number}))
+            self.rows[PAIRS_NS, key] = (value, version + number)
+        return found
+
+    def put_pair(self, name: str, value: str, version: int) -> Call:
+        return self.kv(name, *self._puts(value, version))
+
+    def see_pair(self, name: str, *rows: tuple[str, int] | None) -> Call:
+        """Another worker reads both keys of the first pair."""
+        seen: list[tuple[Json, Json]] = []
+        for key, row in zip(pair_keys(PAIRS[0]), rows, strict=True):
+            told = {"found": False} if row is None else {"found": True, "value": row[0], "version": row[1]}
+            seen.append(({"op": "get", "ns": PAIRS_NS, "key": key}, told))
+        return self.kv(name, *seen, worker=1)
+
     # -- the reading -----------------------------------------------------------------------------------------------
 
     def read(self) -> None:
@@ -221,13 +274,9 @@ class Story:
             self._get(ns, [key for key in own_keys(0) if key[-1] in last])
         self._get("counters", COUNTERS)
         for ns in ("races", "done", "guarded"):
-            kept_rows: list[Json] = [
-                {"key": key, "value": value, "version": version}
-                for (kept, key), (value, version) in sorted(self.rows.items())
-                if kept == ns
-            ]
-            page: Json = {"op": "getPrefix", "rows": kept_rows, "nextAfter": None}
-            self._see("kv", {"operations": [{"op": "getPrefix", "ns": ns, "prefix": "x"}]}, {"results": [page]})
+            body = {"operations": [{"op": "getPrefix", "ns": ns, "prefix": "x"}]}
+            self._see("kv", body, {"results": [self._page(ns)]})
+        self._see("kv", pair_page(PAIRS[0]), {"results": [self._page(PAIRS_NS)]})
         self._see(
             "locks",
             {"operations": [{"op": "get", "name": name} for name in LOCKS]},
@@ -238,6 +287,14 @@ class Story:
 
     def _see(self, op: str, body: Json, answer: Any) -> None:
         self.say(f"read {op}", op, body, answer, worker=READER)
+
+    def _page(self, ns: str) -> Json:
+        kept_rows: list[Json] = [
+            {"key": key, "value": value, "version": version}
+            for (kept, key), (value, version) in sorted(self.rows.items())
+            if kept == ns
+        ]
+        return {"op": "getPrefix", "rows": kept_rows, "nextAfter": None}
 
     def _log(self, place: tuple[str, str]) -> Json:
         records = [

@@ -46,6 +46,8 @@ DAWDLERS = (3, 4)
 """Workers that often ack late, also when the lease is over."""
 SUBSCRIBERS = 100
 """The worker number of the first of those who use a WebSocket as nothing else can; their leases are renewed."""
+PAIRS_NS, PAIRS = "pairs", ("p0", "p1")
+"""Pairs of keys that anybody writes, always both at once and with one value, which names its write."""
 NEVER = "never"
 """A key of `done` that does not exist: a transaction that checks for it is refused."""
 
@@ -53,6 +55,11 @@ NEVER = "never"
 def own_keys(worker: int) -> list[str]:
     """Keys that only this worker writes; those with an `e` expire."""
     return [*(f"w{worker}-k{number}" for number in range(5)), *(f"w{worker}-e{number}" for number in range(2))]
+
+
+def pair_keys(pair: str) -> tuple[str, str]:
+    """The two keys of a pair."""
+    return f"{pair}-a", f"{pair}-b"
 
 
 class World:
