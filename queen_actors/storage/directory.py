@@ -1,6 +1,7 @@
 """The data directory: its lock, its format, its files' names, and the last position that it is known to hold.
 
-    LOCK       held with flock by the process that has the directory open; its text is that process's id
+    LOCK       held with flock by the process that has the directory open, as is the directory itself, because LOCK can
+               be removed; its text is that process's id
     FORMAT     one line, the format of everything beside it
     POSITION   two slots of `magic | position u64 | journal u64 | crc32 u32`, one page each: how far the log is known
                to reach, and the name of the newest journal. The first slot is flushed at every roll and at a clean
@@ -9,7 +10,8 @@
     journal-<first>.log                         entries behind position <first>
     segment-<first>-<last>-<crc32>.duckdb       entries behind <first> up to <last>
     snapshot-<last>-<crc32>.duckdb              the state as of <last>
-    *.tmp, *.tmp.wal, spill/                    unfinished work, removed at the next open
+    <one of these>.tmp, merge-<first>.duckdb.tmp, their .wal, spill/
+                                                unfinished work, removed at the next open
 
 The CRC-32 in a name is that of the whole file, which is never written again.
 """
@@ -18,11 +20,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import re
 import shutil
 import struct
 import zlib
+from collections.abc import Generator
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -32,6 +36,8 @@ from queen_actors.errors import DataDirectoryError
 
 from . import faultpoints
 from .fileops import FULL, FileOps
+
+_log = logging.getLogger(__name__)
 
 FORMAT_LINE = "queen-actors data directory, format 1\n"
 ANY_FORMAT = re.compile(r"queen-actors data directory, format [0-9]+\n")
@@ -45,6 +51,10 @@ _NAMES = re.compile(
     r"|segment-(?P<first>\d{20})-(?P<last>\d{20})-(?P<segment_crc>[0-9a-f]{8})\.duckdb"
     r"|snapshot-(?P<snapshot>\d{20})-(?P<snapshot_crc>[0-9a-f]{8})\.duckdb"
 )
+_UNFINISHED = re.compile(
+    r"(segment|merge|snapshot)-[0-9]+\.duckdb\.tmp(\.[a-z.]+)?|journal-[0-9]+\.log\.tmp|FORMAT\.tmp"
+)
+"""What the broker's own unfinished files are called, with what DuckDB puts beside one."""
 
 
 class JournalFile(NamedTuple):
@@ -82,11 +92,13 @@ class Listing(Struct, frozen=True):
 class DataDirectory:
     """A data directory that this process holds."""
 
-    def __init__(self, ops: FileOps, path: str, lock: int, position_file: int) -> None:
+    def __init__(self, ops: FileOps, path: str, lock: int, position_file: int, own: int = -1) -> None:
+        """`lock` and `own`: the descriptors of LOCK and of the directory itself, both locked; -1 for none."""
         self.ops = ops
         self.path = path
         self.spill = os.path.join(path, "spill")
         self._lock = lock
+        self._own = own
         self._position_file = position_file
 
     @classmethod
@@ -96,23 +108,26 @@ class DataDirectory:
         try:
             if create:
                 os.makedirs(path, mode=0o750, exist_ok=True)
-                _check_ours(path)
             elif not os.path.isfile(os.path.join(path, "FORMAT")):
                 raise DataDirectoryError(f"{path} is no data directory of a broker: it has no FORMAT file.")
-            lock = _take_lock(path, ops)
-            try:
-                _check_format(path, ops)
+            with contextlib.ExitStack() as undo:
+                own = _lock_itself(path, _CHOOSE)
+                if own >= 0:
+                    undo.callback(ops.close, own)
+                begun = _is_begun(path)  # before anything is written into what may be somebody else's
+                lock = _take_lock(path, ops)
+                undo.callback(ops.close, lock)
+                if not begun:
+                    _begin(path, ops)
                 position_file = ops.open(os.path.join(path, "POSITION"))
-            except BaseException:
-                ops.close(lock)
-                raise
-            directory = cls(ops, path, lock, position_file)
-            try:
+                undo.callback(ops.close, position_file)
+                # What a process renamed before it died is made durable before anything is removed that it stands for
+                ops.sync_directory(path)
+                _sync_above(path, ops, all_of_them=False)
+                directory = cls(ops, path, lock, position_file, own)
                 directory._remove_unfinished()
-            except BaseException:
-                directory.release()
-                raise
-            return directory
+                undo.pop_all()
+                return directory
         except OSError as error:
             raise unusable(path, error) from error
 
@@ -123,6 +138,8 @@ class DataDirectory:
             self.ops.close(self._position_file)
             self.ops.close(self._lock)
             self._lock = -1
+            if self._own >= 0:
+                self.ops.close(self._own)
 
     def listing(self) -> Listing:
         """What is there now."""
@@ -173,23 +190,40 @@ class DataDirectory:
         if faultpoints.armed:
             faultpoints.passage("position.synced")
 
-    def noted_position(self) -> tuple[int, int]:
-        """The greatest position that was written down, and the newest journal's; (0, 0) when there is no note."""
-        notes = [note for note in _slots(self._position_file) if note is not None and note != "empty"]
+    def noted_position(self, reached: int = 0) -> tuple[int, int]:
+        """The greatest position that was written down, and the newest journal's; (0, 0) when there is no note.
+
+        A log that reaches to `reached` has one: that there is none, or that one cannot be read, is said in the log.
+        """
+        slots = _slots(self._position_file)
+        notes = [note for note in slots if note is not None and note != "empty"]
+        path = os.path.join(self.path, "POSITION")
+        if None in slots:
+            _log.warning("%s has a note that cannot be read: a lost end of the log may not be noticed", path)
+        elif reached and not notes:
+            _log.warning("%s does not say how far the log reaches: a lost end of it is not noticed", path)
         return max(notes, default=(0, 0))
 
     def remove_unfinished_builds(self) -> None:
         """Give back the room of a file that could not be built. An error here is of no consequence."""
-        for name in os.listdir(self.path):
-            if name.endswith((".duckdb.tmp", ".duckdb.tmp.wal")):
+        for name in unfinished(self.path):
+            if ".duckdb." in name:
                 with contextlib.suppress(OSError):
                     self.ops.unlink(os.path.join(self.path, name))
 
     def _remove_unfinished(self) -> None:
         shutil.rmtree(self.spill, ignore_errors=True)
-        for name in os.listdir(self.path):
-            if name.endswith((".tmp", ".tmp.wal")):
-                self.ops.unlink(os.path.join(self.path, name))
+        for name in unfinished(self.path):
+            self.ops.unlink(os.path.join(self.path, name))
+
+
+def unfinished(path: str) -> list[str]:
+    """The names of the broker's own unfinished files in the directory; what else is called so is none of its. Raises
+    OSError."""
+    with os.scandir(path) as found:
+        return sorted(
+            one.name for one in found if _UNFINISHED.fullmatch(one.name) and one.is_file(follow_symlinks=False)
+        )
 
 
 Note = tuple[int, int]
@@ -240,35 +274,87 @@ def file_checksum(path: str) -> int:
     return checksum
 
 
-def _take_lock(path: str, ops: FileOps) -> int:
-    lock_path = os.path.join(path, "LOCK")
-    lock = ops.open(lock_path)
+_CHOOSE = "One process at a time may have it open: stop that one, or choose another directory."
+_CHANGING = "Stop that one first: its files change while it runs."
+
+
+@contextlib.contextmanager
+def holding(path: str) -> Generator[None]:
+    """Keep brokers out of the directory meanwhile, without writing anything. Raises DataDirectoryError when one is in,
+    OSError."""
+    with contextlib.ExitStack() as held:
+        own = _lock_itself(path, _CHANGING)
+        if own >= 0:
+            held.callback(os.close, own)
+        with contextlib.suppress(FileNotFoundError):
+            lock = os.open(os.path.join(path, "LOCK"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            held.callback(os.close, lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise _in_use(path, _CHANGING) from error
+        yield
+
+
+def _lock_itself(path: str, advice: str) -> int:
+    """The directory's own descriptor, locked: it cannot be removed and made anew as LOCK can.
+
+    -1 where a file system locks no directories, as NFS does not: LOCK alone has to do there. Raises DataDirectoryError
+    when it is in use, OSError.
+    """
+    own = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+        fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(own)
+        raise _in_use(path, advice) from error
+    except OSError:
+        os.close(own)
+        return -1
+    return own
+
+
+def _take_lock(path: str, ops: FileOps) -> int:
+    lock = ops.open(os.path.join(path, "LOCK"))
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise _in_use(path, _CHOOSE) from error
+        ops.truncate(lock, 0)
+        with contextlib.suppress(OSError):  # a full disk has no room for it; the lock holds without
+            ops.write(lock, (f"{os.getpid()}\n".encode(),), 0)
+    except BaseException:
         ops.close(lock)
-        raise DataDirectoryError(
-            f"The data directory {path} is in use{f' by process {holder}' if holder else ''}. One process at a time "
-            "may have it open: stop that one, or choose another directory."
-        ) from error
-    ops.truncate(lock, 0)
-    with contextlib.suppress(OSError):  # a full disk has no room for it; the lock holds without
-        ops.write(lock, (f"{os.getpid()}\n".encode(),), 0)
+        raise
     return lock
 
 
-def _check_format(path: str, ops: FileOps) -> None:
-    """Raise DataDirectoryError for a format that is not ours; an empty directory is given ours."""
+def _in_use(path: str, advice: str) -> DataDirectoryError:
+    holder = ""
+    with contextlib.suppress(OSError):
+        lock = os.open(os.path.join(path, "LOCK"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+        finally:
+            os.close(lock)
+    return DataDirectoryError(
+        f"The data directory {path} is in use{f' by process {holder}' if holder else ''}. {advice}"
+    )
+
+
+def _is_begun(path: str) -> bool:
+    """Whether the directory has our format; False for one that nothing is in yet. Raises DataDirectoryError for one of
+    another format, or of something else; OSError."""
+    _check_ours(path)
     format_path = os.path.join(path, "FORMAT")
     try:
         with open(format_path, encoding="utf-8", errors="replace") as file:
             line = file.read(200)
     except FileNotFoundError:
-        _begin(path, format_path, ops)
-        return
+        return False
     if line == FORMAT_LINE:
-        return
+        return True
     said = f"{format_path} reads {line.strip()!r}, and this version reads {FORMAT_LINE.strip()!r}."
     if ANY_FORMAT.fullmatch(line):
         raise DataDirectoryError(f"{said} Open the directory with the version that wrote it, or choose another one.")
@@ -292,8 +378,11 @@ def _check_ours(path: str) -> None:
         raise DataDirectoryError(f"{said} Choose an empty or a new directory.")
 
 
-def _begin(path: str, format_path: str, ops: FileOps) -> None:
-    _check_ours(path)
+def _begin(path: str, ops: FileOps) -> None:
+    """Give an empty directory our format, and make the directory itself durable first: also the directories above it,
+    of which some may have been made now, or by a start that was cut short."""
+    format_path = os.path.join(path, "FORMAT")
+    _sync_above(path, ops, all_of_them=True)
     position = ops.open(os.path.join(path, "POSITION"))
     ops.close(position)
     temporary = ops.open(format_path + ".tmp")
@@ -305,5 +394,14 @@ def _begin(path: str, format_path: str, ops: FileOps) -> None:
         ops.close(temporary)
     ops.rename(format_path + ".tmp", format_path)
     ops.sync_directory(path)
-    with contextlib.suppress(PermissionError):  # a parent we may not read: its owner made the directory durable
-        ops.sync_directory(os.path.dirname(path))
+
+
+def _sync_above(path: str, ops: FileOps, *, all_of_them: bool) -> None:
+    """Make the directory's name durable, and with `all_of_them` the names above, up to where a file system begins."""
+    at = os.path.realpath(path)
+    while not os.path.ismount(at):
+        at = os.path.dirname(at)
+        with contextlib.suppress(PermissionError):  # one we may not read: its owner made it durable
+            ops.sync_directory(at)
+        if not all_of_them:
+            return

@@ -106,7 +106,7 @@ class JournalTail:
     def finish(self) -> None:
         """The log has been read: check that it reaches as far as it is known to, and only then cut a torn end, and
         what was allocated ahead. Raises DataDirectoryError, OSError."""
-        noted, newest = self._directory.noted_position()
+        noted, newest = self._directory.noted_position(self.position)
         if self.position < noted:
             raise DataDirectoryError(
                 f"The log in {self._directory.path} ends at position {self.position}, but {noted} was committed: its "
