@@ -215,13 +215,13 @@ class JournalReader:
         magic, version = page[:8], page[8:12]
         if len(page) < _HEADER.size + _CRC.size or magic != _MAGIC:
             raise self._damage("its first page is not that of a journal")
+        if _CRC.unpack_from(page, _HEADER.size)[0] != zlib.crc32(page[: _HEADER.size]):
+            raise self._damage("the checksum of its first page does not fit")
         if int.from_bytes(version, "little") != FORMAT:
             raise DataDirectoryError(
                 f"{path} has journal format {int.from_bytes(version, 'little')}; this version reads format {FORMAT}. "
                 "Open the directory with the version that wrote it."
             )
-        if _CRC.unpack_from(page, _HEADER.size)[0] != zlib.crc32(page[: _HEADER.size]):
-            raise self._damage("the checksum of its first page does not fit")
         self.first: int = _HEADER.unpack_from(page)[2]
         self.position = self.first
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import struct
+import zlib
 
 import pytest
 
@@ -134,11 +135,15 @@ def test_every_bit_of_the_header_counts(tmp_path: pathlib.Path) -> None:
 
 
 def test_another_journal_format_is_named(tmp_path: pathlib.Path) -> None:
-    """The sentence says which format the file has."""
+    """The sentence says which format the file has; a bit that was flipped there is damage, and no other format."""
     path = tmp_path / "j"
     write(path)
     data = bytearray(path.read_bytes())
     data[8:12] = struct.pack("<I", 9)
+    path.write_bytes(data)
+    with pytest.raises(DataDirectoryError, match="the checksum of its first page does not fit"):
+        JournalReader(str(path))
+    data[20:24] = struct.pack("<I", zlib.crc32(data[:20]))
     path.write_bytes(data)
     with pytest.raises(DataDirectoryError, match="format 9"):
         JournalReader(str(path))
