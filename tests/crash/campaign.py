@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -38,6 +39,8 @@ AIMED_SHARE = 0.7
 AIM_SECONDS = 1.0
 """How long for: a phase may not come at all."""
 PHASED = ("-c", Path(__file__).with_name("phased.py").read_text())
+STOP = "stop"
+"""In a plan: this life ends by SIGTERM, under load."""
 LATE = ("merge", "drop")
 """Points that are passed when there are many small segments."""
 
@@ -74,6 +77,8 @@ class Campaign:
     """What a round's sudden end is counted as."""
     load_seconds: ClassVar[tuple[float, float]] = LOAD_SECONDS
     start_kill_share: ClassVar[float] = START_KILL_SHARE
+    stops_per_kill: ClassVar[float] = 0.0
+    """So many lives more for each random kill, that end by SIGTERM under load."""
     reconnects: ClassVar[bool] = False
     """Whether a client whose connection died has reason to try again."""
     planted: ClassVar[str] = ""
@@ -128,7 +133,10 @@ class Campaign:
         """Kill that often; each of `points` takes the place of one random kill. Violations are in the summary."""
         try:
             for point in self._plan(rounds, points):
-                await self._round(None if point is None else fault_of(self.chance, point))
+                if point == STOP:
+                    await self._round(None, stopped=True)
+                else:
+                    await self._round(None if point is None else fault_of(self.chance, point))
                 if self.summary.violations:
                     return
             await self._end()
@@ -146,17 +154,19 @@ class Campaign:
     def _plan(self, rounds: int, points: Sequence[str]) -> list[str | None]:
         """What each round dies of; points that are passed only when there is a lot to tidy up come late."""
         late = [point for point in points if point.startswith(LATE)]
-        plan: list[str | None] = [*(point for point in points if point not in late), *[None] * (rounds - len(points))]
+        kills = rounds - len(points)
+        plan: list[str | None] = [*(point for point in points if point not in late), *[None] * kills]
+        plan += [STOP] * math.ceil(kills * self.stops_per_kill)
         self.chance.shuffle(plan)
         for point in late:
             plan.insert(self.chance.randint(len(plan) * 2 // 3, len(plan)), point)
         return plan
 
-    async def _round(self, fault: str | None) -> None:
-        """Start, read, judge, load, die."""
+    async def _round(self, fault: str | None, *, stopped: bool = False) -> None:
+        """Start, read, judge, load, die; or be stopped, which is no round of those that were asked for."""
         self.world.history.round += 1
-        self.summary.counts["rounds"] += 1
-        if fault is None and self.chance.random() < self.start_kill_share:
+        self.summary.counts["stops" if stopped else "rounds"] += 1
+        if fault is None and not stopped and self.chance.random() < self.start_kill_share:
             await self._die_starting()
         if fault is not None and not await self._start_to_die(fault):
             return
@@ -166,7 +176,7 @@ class Campaign:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(load, self.world, self.port, self.reconnects)
             nursery.start_soon(socket_load, self.world, self.port, self.reconnects)
-            await self._die(fault)
+            await (self._stop_under_load() if stopped else self._die(fault))
             nursery.cancel_scope.cancel()
         await self.after_death()
 
@@ -211,6 +221,15 @@ class Campaign:
         await trio.to_thread.run_sync(self.node.wait, FAULT_SECONDS)
         self._died_at(fault)
 
+    async def _stop_under_load(self) -> None:
+        """SIGTERM: what was answered until its end is there after the next start, as after a death."""
+        await trio.sleep(self.chance.uniform(*self.load_seconds))
+        told = time.monotonic()
+        wrong = await trio.to_thread.run_sync(self.node.stop)
+        self.world.history.stops.append((told, time.monotonic()))
+        if wrong:
+            self.summary.violations.append(f"a stop under load {wrong}: {self.node.said()[-2000:]}")
+
     def _died_at(self, fault: str) -> None:
         """Reap it: it is to have died at its point, and is killed when it has not come there."""
         status = self.node.wait(0)
@@ -245,15 +264,21 @@ class Campaign:
             self.summary.violations.append(f"it could not be drained: {lost.exceptions}")
         for restart in (False, True):
             if restart:
-                status = await trio.to_thread.run_sync(self.node.stop)
-                if status != 0:
-                    self.summary.violations.append(f"a clean stop ended with status {status}")
+                wrong = await trio.to_thread.run_sync(self.node.stop)
+                if wrong:
+                    self.summary.violations.append(f"a clean stop {wrong}")
                 await self._start()
             self.world.history.round += 1
             await self._judge(drained=True)
         report = await trio.to_thread.run_sync(judge_linear, self.world.history)
         self.summary.counts["linearized"] += report.operations
         self.summary.violations += report.failures
+
+
+class KillCampaign(Campaign):
+    """One data directory's story of kills, and of stops under load: one in five of the ends that no point names."""
+
+    stops_per_kill: ClassVar[float] = 0.25
 
 
 Make = Callable[[Path, int, Summary], Campaign]
@@ -282,9 +307,9 @@ async def stories(make: Make, directory: Path, summary: Summary, rounds: int, *,
 
 
 async def kills(directory: Path, seed: int, count: int) -> Summary:
-    """SIGKILL at any moment, and deaths at named points of the log's work."""
+    """SIGKILL at any moment, deaths at named points of the log's work, and some stops (SIGTERM) under load."""
     summary = Summary("kills", seed)
-    await stories(Campaign, directory, summary, count, points=0.5)
+    await stories(KillCampaign, directory, summary, count, points=0.5)
     return summary
 
 

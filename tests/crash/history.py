@@ -52,6 +52,8 @@ class History:
         self.round = 0
         self.pauses: list[tuple[float, float]] = []
         """When the process stood still: from just after it was stopped until just before it was let go on."""
+        self.stops: list[tuple[float, float]] = []
+        """When it was told to stop under load, and when it had ended."""
         self.refusals: frozenset[int] = frozenset()
         """Statuses by which the broker may refuse, its disk being what it is."""
 

@@ -12,13 +12,20 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from queen_actors.limits import SHUTDOWN_SECONDS
+
 from .phased import PHASES
 from .stopwatch import Stopwatch
 
 READY_SECONDS = 30.0
+STOP_SECONDS = SHUTDOWN_SECONDS + 1.0
+"""How soon a stop is over, by the stopwatch."""
+HANG_SECONDS = 30.0
+"""What is waited for that, on the clock: threads that stand in line together may stop the other one."""
 FAULT = "QUEEN_ACTORS_FAULT"
 FAULT_STATUS = 137
 LOOK_SECONDS = 0.0001
+STOP_LOOK_SECONDS = 0.02
 
 
 class NotReady(Exception):
@@ -115,13 +122,23 @@ class Node:
         except subprocess.TimeoutExpired:
             return None
 
-    def stop(self) -> int:
-        """SIGTERM; the status it ends with."""
+    def stop(self) -> str:
+        """SIGTERM. What was wrong with how it ended, empty when it ended in time and with status 0."""
         process = self._running
+        watch, took, told = Stopwatch(process.pid), 0.0, time.monotonic()
         process.send_signal(signal.SIGTERM)
-        status = process.wait(READY_SECONDS)
+        while took <= STOP_SECONDS and time.monotonic() < told + HANG_SECONDS:
+            time.sleep(STOP_LOOK_SECONDS)
+            seconds = watch.seconds()  # of one that is gone it would know no more how long it stood in line
+            if process.poll() is not None:
+                break
+            took = seconds
+        status = process.poll()
+        process.kill()
         self._reap()
-        return status
+        if status is None:
+            return f"was not over after {took:.1f} s, {time.monotonic() - told:.1f} s on the clock"
+        return f"ended with status {status}" if status else ""
 
     def close(self) -> None:
         """Nothing of it is left behind."""

@@ -9,18 +9,21 @@ then), and which bug is planted in it, for a control (`CRASH_PLANTED`).
 from __future__ import annotations
 
 import inspect
+import math
 import mmap
 import os
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
+import trio
+
+from queen_actors import cli, limits
 from queen_actors.actors import retention, upkeep
 from queen_actors.actors.subscription import Subscription
-from queen_actors.cli import main
 from queen_actors.storage import durable, journal, log
 from queen_actors.storage import upkeep as sealing
 from queen_actors.storage.fileops import FileOps
@@ -110,12 +113,50 @@ def refused_writes_count_as_written() -> None:
     setattr(FileOps, "write", blind)  # noqa: B010 - as the others
 
 
+def a_stop_is_not_heard() -> None:
+    """The bug of a broker that hangs when it is told to stop."""
+
+    async def deaf(*_: object) -> None:
+        await trio.sleep_forever()
+
+    setattr(cli, "_obey", deaf)  # noqa: B010 - as the others
+
+
+def a_stop_writes_nothing_more() -> None:
+    """The bug of a broker that is told to stop, answers for a while yet, and writes no more."""
+
+    def blind(ops: FileOps, fd: int, parts: Sequence[bytes], offset: int) -> int:
+        return sum(map(len, parts))
+
+    async def obey(signals: AsyncIterator[int], stop: trio.Event, _: float) -> None:
+        await anext(signals)
+        setattr(FileOps, "write", blind)  # noqa: B010 - as the others
+        await trio.sleep(0.5)
+        stop.set()
+
+    setattr(cli, "_obey", obey)  # noqa: B010 - as the others
+
+
+def writes_wait_without_end() -> None:
+    """The bug of a broker that drops no consumer, however long it has not read."""
+    limits.WS_WRITE_SECONDS = math.inf
+
+
+OWN = (
+    connections_keep_their_leases,
+    refused_writes_count_as_written,
+    a_stop_is_not_heard,
+    a_stop_writes_nothing_more,
+    writes_wait_without_end,
+)
+
+
 def plant(name: str) -> None:
     """One of those above, or one of the simulator's. Raises KeyError for a bug that nobody has."""
     from queen_actors.testing.planted import BUGS  # only here: a start is timed
 
     bugs = {bug.name: bug.plant for bug in BUGS}
-    bugs |= {bug.__name__: bug for bug in (connections_keep_their_leases, refused_writes_count_as_written)}
+    bugs |= {bug.__name__: bug for bug in OWN}
     bugs[name]()
 
 
@@ -125,4 +166,4 @@ if __name__ == "__main__":
     if "CRASH_RESTLESS" in os.environ:
         upkeep.INTERVAL_SECONDS, upkeep.IDLE, upkeep.MOST_ACTIVE = 0.05, 50_000, 3
     watched(Slate(Path(os.environ["CRASH_SLATE"])))
-    sys.exit(main())
+    sys.exit(cli.main())
