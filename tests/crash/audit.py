@@ -42,7 +42,7 @@ def audit(history: History, *, drained: bool = False) -> list[str]:
 
 
 LATE = 503
-"""What a call is answered that could not be answered in time."""
+"""What a call is answered that could not be answered in time, or that a broker gets that is about to stop."""
 
 
 def _stood_still(history: History, call: Call) -> bool:
@@ -53,10 +53,15 @@ def _stood_still(history: History, call: Call) -> bool:
     return max(overlaps, default=0.0) >= CALL_DEADLINE_SECONDS / 2
 
 
+def _stopping(history: History, call: Call) -> bool:
+    """Whether it was still to be answered when the broker was told to stop, or was sent to one that was stopping."""
+    return any(call.answered >= told and call.sent <= ended for told, ended in history.stops)
+
+
 def _judge_statuses(history: History) -> Iterator[str]:
     """Nothing in the load is malformed, and a broker that lives can always do it."""
     for call in history.calls:
         if call.status is None or call.status < 300 or call.status in history.refusals:
             continue
-        if not (call.status == LATE and _stood_still(history, call)):
+        if not (call.status == LATE and (_stood_still(history, call) or _stopping(history, call))):
             yield f"round {call.round}: {call.op} was answered {call.status} {call.answer}"
