@@ -92,12 +92,12 @@ class DurableStore:
         opened = self._opened()
         if not entries:
             if self._refused:
-                await opened.committer.run(lambda: self._probe(opened))
+                await self._commit(opened, lambda: self._probe(opened))
             else:
                 await trio.lowlevel.cancel_shielded_checkpoint()
             return
         body, count = encode_entries(entries), len(entries)
-        await opened.committer.run(lambda: self._append(opened, body, count), then=done)
+        await self._commit(opened, lambda: self._append(opened, body, count), then=done)
         if opened.upkeep.rolled:
             opened.due.set()
         if opened.dirty_since is None:
@@ -106,9 +106,22 @@ class DurableStore:
             with trio.CancelScope(shield=True):  # short; the group is durable and told
                 await trio.sleep(BRAKE_SECONDS)
 
+    async def _commit(self, opened: Log, call: Callable[[], None], then: Callable[[], None] | None = None) -> None:
+        """Run what changes the journal, in the thread that commits. When it fails so that the journal's end is not
+        known, calls that wait behind it already are refused: none of them may go on there."""
+
+        def guarded() -> None:
+            if self._failure is not None:
+                raise StorageFailed(self._failure)
+            try:
+                call()
+            except StorageFailed as error:
+                self._failure = error.detail
+                raise
+
+        await opened.committer.run(guarded, then=then)
+
     def _append(self, opened: Log, body: bytes, count: int) -> None:
-        if self._failure is not None:
-            raise StorageFailed(self._failure)
         try:
             if opened.writer.end >= self._roll_bytes:
                 with contextlib.suppress(StorageFull):  # the present file may still have room for this group
@@ -117,9 +130,6 @@ class DurableStore:
         except StorageFull:
             self._refused = len(body)
             raise
-        except StorageFailed as error:
-            self._failure = error.detail
-            raise
         opened.groups += 1
         now = time.monotonic()
         if now - opened.noted_at >= NOTE_SECONDS:
@@ -127,13 +137,7 @@ class DurableStore:
             opened.noted_at = now
 
     def _probe(self, opened: Log) -> None:
-        if self._failure is not None:
-            raise StorageFailed(self._failure)
-        try:
-            opened.writer.probe(self._refused)
-        except StorageFailed as error:
-            self._failure = error.detail
-            raise
+        opened.writer.probe(self._refused)
         self._refused = 0
 
     async def read(self, pid: int, first: int, last: int, max_bytes: int) -> list[Record]:
@@ -218,13 +222,7 @@ class DurableStore:
 
     async def _roll(self, opened: Log) -> None:
         """Begin a new journal file if the present one holds anything. Raises StorageFull, StorageFailed."""
-
-        def roll() -> None:
-            if self._failure is not None:
-                raise StorageFailed(self._failure)
-            opened.roll()
-
-        await opened.committer.run(roll)
+        await self._commit(opened, opened.roll)
 
     def statistics(self) -> StoreStatistics:
         """Figures since the store was opened; they can be had after a failure too, until it is closed."""

@@ -39,7 +39,8 @@ class JournalTail:
         self.empty: JournalFile | None = None
         """The newest file, when it holds no entry: it begins where the log ends."""
         self.superseded: list[JournalFile] = []
-        """Files whose entries all lie in segments already: left over from a crash, to be removed."""
+        """Files that the log does not need: left over from a crash, to be removed. Their entries all lie in segments
+        already, or they hold none."""
 
     def chunks(self) -> Iterator[list[Entry]]:
         """The entries, in order, some at a time. Raises DataDirectoryError."""
@@ -48,16 +49,20 @@ class JournalTail:
             if file.first < sealed:
                 self.superseded.append(file)
                 continue
+            if number == len(self._files) - 1 and left_behind(file, self.position):
+                self.superseded.append(file)
+                continue
             if file.first != self.position:
                 raise DataDirectoryError(
                     f"The log ends at position {self.position}, and {file.path} begins at {file.first}: a file between "
                     "them is missing or was cut short. Every file is kept as it is. Restore the data directory from a "
                     "backup."
                 )
-            yield from self._read(file, newest=number == len(self._files) - 1)
+            yield from self._read(number)
 
-    def _read(self, file: JournalFile, *, newest: bool) -> Iterator[list[Entry]]:
-        reader = JournalReader(file.path)
+    def _read(self, number: int) -> Iterator[list[Entry]]:
+        file = self._files[number]
+        reader = JournalReader(file.path, last=number == len(self._files) - 1)
         if reader.first != file.first:
             raise DataDirectoryError(
                 f"{file.path} says of itself that it begins at position {reader.first}: it was renamed. Give it the "
@@ -86,6 +91,8 @@ class JournalTail:
         if chunk:
             self._take(chunk)
             yield chunk
+        following = self._files[number + 1 :]
+        newest = not following or (len(following) == 1 and left_behind(following[0], self.position))
         if reader.torn:
             if not newest:
                 raise DataDirectoryError(
@@ -128,3 +135,12 @@ class JournalTail:
     def _take(self, chunk: list[Entry]) -> None:
         self.counters = chunk[-1].counters
         self.last_instant = max(self.last_instant, chunk[-1].now)
+
+
+def left_behind(newest: JournalFile, position: int) -> bool:
+    """Whether the newest journal holds nothing, and the log reaches past its beginning, to `position`: a roll that
+    failed made it, and what came then was written to the journal before it. Raises DataDirectoryError, OSError."""
+    if newest.first >= position:
+        return False
+    reader = JournalReader(newest.path)
+    return reader.first == newest.first and next(reader.frames(), None) is None and not reader.torn
