@@ -20,7 +20,7 @@ from itertools import takewhile
 from msgspec import Struct
 
 from .planted import BUGS
-from .planting import Bug
+from .planting import FAULTS, Bug
 from .sim import SECONDS, Failure, attempt, quiet, seeds_of
 
 SEEDS = range(2000)
@@ -51,8 +51,8 @@ def _named(broken: str) -> set[str]:
 
 
 def look_for(name: str, seeds: Sequence[int]) -> Found:
-    """Plant the bug in this process, for good, and look for a seed that `shows` it; `none` plants none, and whatever is
-    wrong counts."""
+    """Plant the bug in this process, for good, and look for a seed that `shows` it, while nothing that was planted
+    raised a fault; `none` plants none, and whatever is wrong counts."""
     quiet()
     bug = next((bug for bug in BUGS if bug.name == name), None)
     assert bug is not None or name == CONTROL, f"there is no bug {name}"
@@ -60,8 +60,9 @@ def look_for(name: str, seeds: Sequence[int]) -> Found:
         bug.plant()
     began = time.process_time()
     for tried, seed in enumerate(seeds, 1):
+        FAULTS.clear()
         found = attempt(seed, SECONDS)
-        if isinstance(found, Failure) and (bug is None or shows(bug, found.broken)):
+        if isinstance(found, Failure) and (bug is None or (not FAULTS and shows(bug, found.broken))):
             return Found(name, seed, tried, time.process_time() - began, found.broken)
     return Found(name, None, len(seeds), time.process_time() - began)
 

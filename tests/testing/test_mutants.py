@@ -12,11 +12,12 @@ import pytest
 
 from queen_actors.actors.kv import Keys
 from queen_actors.actors.log import Log
+from queen_actors.actors.permits import Permits
 from queen_actors.domain.kv import KvOp
 from queen_actors.testing import audit_kit, mutants
 from queen_actors.testing.mutants import SEEDS, hunt, main, shows
 from queen_actors.testing.planted import BUGS
-from queen_actors.testing.planting import Bug, put
+from queen_actors.testing.planting import FAULTS, Bug, put
 from queen_actors.testing.sim import BROKER_FAILED, Failure, Report, attempt
 
 FOUND = {
@@ -116,6 +117,28 @@ def test_a_bug_that_does_not_fit_the_broker_any_more_is_not_found(monkeypatch: p
         found = attempt(seed)
         assert isinstance(found, Failure)
         assert found.broken.startswith(told)
+
+
+def test_what_raises_unseen_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection ends on what is raised in it, and its client sees a promise broken: that of a permit which outlives
+    its connection, of a bug that does not fit."""
+
+    async def close(self: Any) -> None:
+        await self.what_is_there_no_more()
+
+    def misfit() -> None:
+        monkeypatch.setattr(Permits, "close", Permits.close)  # to be put back
+        put(Permits, "close", close)
+
+    bug = Bug(misfit, "does not fit", "I6")
+    monkeypatch.setattr(mutants, "BUGS", [bug])
+    monkeypatch.setattr(mutants, "quiet", lambda: None)
+    seed = FOUND["permit_survives"]
+    assert mutants.look_for("misfit", (seed,)).seed is None
+    assert "what_is_there_no_more" in FAULTS[0]
+    found = attempt(seed)
+    assert isinstance(found, Failure)
+    assert shows(bug, found.broken)
 
 
 def test_every_promise_of_the_auditor_names_its_invariant() -> None:
