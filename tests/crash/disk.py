@@ -10,6 +10,8 @@ import trio
 
 from .campaign import Campaign, stories
 from .damage import damages
+from .history import FULL as FULL_STATUS
+from .history import History
 from .node import Node, NotReady
 from .peer import Lost, connected
 from .power import NoCompiler, build_shim
@@ -26,6 +28,8 @@ HANG_SECONDS = 60.0
 """What is waited for either, on the clock, before it is taken for a hang."""
 PER_LIVE = 40
 """One round under load for so many trials of damage at rest."""
+LEAST_LIVE = 2
+"""But so many: one disk fills up then, and one fails."""
 
 
 class DiskCampaign(Campaign):
@@ -71,7 +75,12 @@ class DiskCampaign(Campaign):
 
     async def _full(self) -> None:
         self.summary.counts["full_disks"] += 1
-        await trio.sleep(self.chance.uniform(0.3, 2.0))
+        with trio.move_on_after(HANG_SECONDS) as hung:
+            await self._refused()
+            await trio.sleep(self.chance.uniform(0.3, 2.0))
+        if hung.cancelled_caught:
+            self.summary.violations.append(f"the disk is full, and for {HANG_SECONDS:.0f} s no push was told so")
+            return
         if self.node.wait(0) is not None:
             self.summary.violations.append(f"a full disk ended it: {self.node.said()[-2000:]}")
             return
@@ -85,6 +94,24 @@ class DiskCampaign(Campaign):
             await trio.sleep(self.chance.uniform(0.2, 0.8))
             return
         self.summary.violations.append(f"there was room again, and no service for {HANG_SECONDS:.0f} s")
+
+    async def _refused(self) -> None:
+        """A push is told that the disk is full, and what is there can be read meanwhile."""
+        history, item = History(), {"queue": "crumbs", "payload": {}}
+        while not any(call.status == FULL_STATUS for call in history.calls):
+            try:
+                async with connected(self.port, history, 0) as peer:
+                    await peer.call("push", {"items": [item]})
+            except Lost:
+                await trio.sleep(0.05)
+            if self.node.wait(0) is not None:  # that is told by who called
+                return
+        try:
+            async with connected(self.port, history, 0) as peer:
+                await peer.call("fetch", {"entries": [{"queue": "orders", "partition": "a", "offset": 0}]})
+            self.summary.counts["read_on_a_full_disk"] += 1
+        except Lost as lost:
+            self.summary.violations.append(f"the disk is full, and what is there could not be read: {lost}")
 
     async def _served(self) -> bool:
         """Whether a push is taken."""
@@ -128,7 +155,7 @@ class DiskCampaign(Campaign):
 async def disk(directory: Path, seed: int, count: int) -> Summary:
     """So many faults: nearly all of them damage at rest, some under load."""
     summary = Summary("disk", seed)
-    live = max(1, count // PER_LIVE)
+    live = max(LEAST_LIVE, count // PER_LIVE)
     place = directory / "damage"
     place.mkdir()
     await damages(place, summary, count - live)
