@@ -6,10 +6,11 @@
     python -m tests.columns release --minutes 30 --start 500000  # of a day what there is time for, on seeds of its own
 
 Every step is a command that may be called by itself. It is called again and again, with other seeds, until its target
-or its time is reached. Two calls that keep a core busy run at a time, and beside them two, or three, that mostly wait;
-what has no end of its own, walks and simulation, gets what time the others leave. `--write` puts the figures into
+or its time is reached. Two calls that keep a core busy run at a time, and beside them three that mostly wait; what has
+no end of its own, walks and simulation, gets what time the others leave. `--write` puts the figures into
 docs/reliability.md. The status is 0 when nothing was violated and every step ran, 1 otherwise: a step that could not
-run has not passed. One that ran and fell short of its target is told with its share of it.
+run has not passed. One that ran and fell short of its target is told with its share of it; in the small column, less
+than half of it has not passed either.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ DOCUMENT = ROOT / "docs" / "reliability.md"
 COLUMNS = ("small", "soak", "release")
 BUDGETS = {"small": 165.0, "soak": 3_420.0, "release": 86_000.0}
 """Seconds in which a column is to be over; the first call of a step is made also after that."""
-BESIDE = {"small": 2, "soak": 3, "release": 3}
-"""Calls at a time that mostly wait: by two the processes that die and start would not come to a night's targets."""
+LEAST = {"small": 0.5, "soak": 0.0, "release": 0.0}
+"""The share of its target that a step must reach: at each change also a slow machine is to try something."""
 LATE_SECONDS = 240.0
 """What one call may take beyond its step's time before it is ended."""
 NOT_RUN = 3
@@ -231,7 +232,7 @@ TABLE: tuple[Step, ...] = (
     ),
     Step(
         "K: kill -9", "I1-I12 I14 I20", "deaths", 5, _crash("kills"), campaign,
-        _amounts((20, 95), (300, 3_000, 25), (1_000, 7_200, 25)), waits=True,
+        _amounts((20, 120), (300, 3_000, 25), (1_000, 7_200, 25)), waits=True,
     ),
     Step(
         "K: named points", "I1-I12 I14", "points", len(POINTS),
@@ -240,7 +241,7 @@ TABLE: tuple[Step, ...] = (
     ),
     Step(
         "P: power cuts", "I1 I2 I5-I8 I10-I14", "cuts", 5, _crash("power"), campaign,
-        _amounts((20, 90), (200, 3_000, 25), (500, 7_200, 25)), waits=True,
+        _amounts((20, 120), (200, 3_000, 25), (500, 7_200, 25)), waits=True,
     ),
     Step(
         "T: wall-clock jumps", "I3 I4 I10 I19", "jumps", 10, _crash("clock"), campaign,
@@ -252,10 +253,10 @@ TABLE: tuple[Step, ...] = (
     ),
     Step(
         "D: disk faults", "I1 I14 I15 I16", "disk_faults", 30, _crash("disk"), campaign,
-        _amounts((30, 35), (600, 800), (2_000, 7_200)), waits=True,
+        _amounts((30, 60), (600, 2_000), (2_000, 7_200)), waits=True,
     ),
     Step(
-        "N: connections and networks", "I20", "connect_and_drop", 50, _crash("network"), campaign,
+        "N: connections and networks", "I18 I20", "connect_and_drop", 50, _crash("network"), campaign,
         _amounts((50, 20), (1_000, 600, 1_000), (5_000, 3_600, 1_000)), waits=True,
     ),
     Step(
@@ -263,7 +264,7 @@ TABLE: tuple[Step, ...] = (
         _amounts((500, 45), (20_000, 1_000), (200_000, 14_400)),
     ),
     Step(
-        "F: sockets", "I17 I18", "inputs", 4_000, _fuzz("socket", "inputs"), campaign,
+        "F: sockets", "I17", "inputs", 4_000, _fuzz("socket", "inputs"), campaign,
         _amounts((600, 15), (20_000, 600), (200_000, 7_200)),
     ),
     Step(
@@ -328,7 +329,15 @@ class Result:
     @property
     def reached(self) -> str:
         """Whether the target was reached, or how much of it."""
-        return "reached" if self.done >= self.amount.target else f"{100 * self.done / self.amount.target:.3g} %"
+        return "reached" if self.share >= 1 else f"{100 * self.share:.3g} %"
+
+    @property
+    def share(self) -> float:
+        return self.done / self.amount.target
+
+    def passed(self, column: str) -> bool:
+        """Whether it held, and did not try too little for that to mean something."""
+        return self.state == "held" and self.share >= LEAST[column]
 
     def goes_on(self, left: float) -> bool:
         """May it be called, when the column has so many seconds left? A call that would not end in time may not be
@@ -524,7 +533,7 @@ def main() -> int:
     parser.add_argument("column", choices=COLUMNS)
     parser.add_argument("--start", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--jobs", type=int, default=2, help="calls at a time that keep a core busy (default 2)")
-    parser.add_argument("--beside", type=int, help="calls at a time that mostly wait (default 2, small; 3)")
+    parser.add_argument("--beside", type=int, default=3, help="calls at a time that mostly wait (default 3)")
     parser.add_argument("--only", help="steps whose name holds this")
     parser.add_argument("--minutes", type=float, help="end it after so many, with what has been done by then")
     parser.add_argument("--write", action="store_true", help="put the figures into docs/reliability.md")
@@ -532,15 +541,17 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # with its calls, as by Ctrl-C
     began = time.monotonic()
     budget = BUDGETS[options.column] if options.minutes is None else options.minutes * 60
-    beside = BESIDE[options.column] if options.beside is None else options.beside
-    results = run(options.column, options.start, options.jobs, beside, options.only, budget)
+    results = run(options.column, options.start, options.jobs, options.beside, options.only, budget)
     seconds = time.monotonic() - began
     if options.write:
         write(options.column, figures(options.column, results, seconds, shlex.join(sys.argv[1:])))
     print("\n".join(map(line, results)))
-    bad = [result for result in results if result.state != "held"]
+    bad = [result for result in results if not result.passed(options.column)]
     reached = sum(result.reached == "reached" for result in results)
     held = f"{len(results) - len(bad)} of {len(results)} steps held"
+    for result in bad:
+        if result.state == "held":
+            print(f"{result.step.name}: too little was tried")
     print(f"{options.column}: {held}, {reached} of them reached their target, {seconds:.0f} s")
     return 1 if bad else 0
 
