@@ -206,7 +206,7 @@ TABLE: tuple[Step, ...] = (
         fills=True,
     ),
     Step(
-        "H: the same, by Hypothesis", "I2 I3 I6 I8 I9 I10 I12 I14", "steps", 1_000 * STEPS_EACH,
+        "H: the same, by the machines' tests", "I2 I3 I6 I8 I9 I10 I12 I14", "steps", 1_000 * STEPS_EACH,
         lambda start, count: python("-m", "pytest", "-q", "--timeout", 3600, *_MACHINES),
         machines,
         _amounts((23_000, 40), (46_000, 150), (2_300_000, 3_600)),
