@@ -12,6 +12,7 @@ from pathlib import Path
 
 import trio
 
+from .deaf import Deaf, resident
 from .history import History
 from .node import Node
 from .peer import Lost, connected
@@ -28,16 +29,12 @@ HANG_SECONDS = 60.0
 NOISE_BYTES, CYCLE_BYTES = 1 << 20, 1 << 10
 """What the second half of the cycles may add to the memory that the first half has left: the allocator's noise, and so
 much for each of them; what keeps a connection's buffers leaves more."""
+DEAF_CYCLES = 480
+"""From so many on the stop at the end comes while there is a consumer that never reads: it takes some seconds more."""
 
 
 def _descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
-
-
-def _memory(pid: int) -> int:
-    """Resident bytes."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 class Drop:
@@ -130,20 +127,21 @@ async def churn(directory: Path, summary: Summary, cycles: int) -> None:
         descriptors = _descriptors(node.pid)
         await _cycles(drop, cycles // 2)
         await _settled(node, descriptors)
-        memory = _memory(node.pid)
+        memory = resident(node.pid)
         judged = cycles - cycles // 2
         await _cycles(drop, judged)
         if not await _settled(node, descriptors):
             left = _descriptors(node.pid)
             summary.violations.append(f"{cycles} clients came and went, and {left} descriptors are open; {descriptors}")
-        grown = _memory(node.pid) - memory
+        grown = resident(node.pid) - memory
         if grown > NOISE_BYTES + judged * CYCLE_BYTES:
             summary.violations.append(f"the second {judged} clients that came and went left {grown} bytes")
         await _nothing_is_held(node, summary)
         summary.counts["connect_and_drop"] += cycles
         summary.counts["memory_grown_kib"] += max(0, grown) // 1024
-        wrong = await trio.to_thread.run_sync(node.stop)
-        if wrong:
+        if cycles >= DEAF_CYCLES:
+            await Deaf(node, summary, random.Random(summary.seed)).stop()
+        elif wrong := await trio.to_thread.run_sync(node.stop):
             summary.violations.append(f"after {cycles} clients that came and went a stop {wrong}")
     finally:
         node.close()

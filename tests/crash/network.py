@@ -12,6 +12,7 @@ import trio
 
 from .campaign import Campaign, stories
 from .churn import churn
+from .deaf import Deaf
 from .history import History
 from .peer import Lost, Peer, connected
 from .proxy import Proxy
@@ -25,6 +26,8 @@ DELIVERY_SECONDS = 5.0
 """What is waited for a delivery over the bad network before the link is cut without one."""
 GIVEN_BACK_SECONDS = 10.0
 """How soon what was leased over a link is there for others when it is cut; its lease is of a minute."""
+DEAF_EVERY = 8
+"""In one of so many rounds there is a consumer that never reads: it takes ten seconds and more to be dropped."""
 
 
 class NetworkCampaign(Campaign):
@@ -32,6 +35,7 @@ class NetworkCampaign(Campaign):
 
     reconnects: ClassVar[bool] = True
     start_kill_share: ClassVar[float] = 0.0
+    deaf_every: ClassVar[int] = DEAF_EVERY
 
     def __init__(self, directory: Path, seed: int, summary: Summary) -> None:
         super().__init__(directory, seed, summary)
@@ -49,6 +53,12 @@ class NetworkCampaign(Campaign):
             nursery.cancel_scope.cancel()
 
     async def trouble(self) -> None:
+        async with trio.open_nursery() as nursery:
+            if self.summary.counts["rounds"] % self.deaf_every == 0:
+                nursery.start_soon(Deaf(self.node, self.summary, self.chance).run)
+            await self._faults()
+
+    async def _faults(self) -> None:
         proxy, chance, counts = self._proxy, self.chance, self.summary.counts
         faults = chance.choices(("freeze", "freeze in", "freeze out", "slow", "cut", "black hole"), k=PER_ROUND - 1)
         for fault in chance.sample((*faults, "cut"), PER_ROUND):

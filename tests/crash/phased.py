@@ -138,8 +138,10 @@ def a_stop_writes_nothing_more() -> None:
 
 
 def writes_wait_without_end() -> None:
-    """The bug of a broker that drops no consumer, however long it has not read."""
-    limits.WS_WRITE_SECONDS = math.inf
+    """The bug of a broker that drops no consumer, however long it has not read: neither its own deadline nor the
+    kernel's nor an unanswered ping ends it."""
+    limits.WS_WRITE_SECONDS, limits.HTTP_WRITE_SECONDS = math.inf, 3600.0
+    os.environ["QUEEN_ACTORS_HEARTBEAT_SECONDS"] = "600"
 
 
 OWN = (

@@ -14,7 +14,7 @@ import pytest
 
 from queen_actors.storage import recovery
 
-from .campaign import stories
+from .campaign import KillCampaign, stories
 from .churn import churn
 from .damage import damages
 from .disk import DiskCampaign, disk
@@ -48,6 +48,18 @@ Subscription.close = nothing
 """,
 )
 """A broker that keeps what a lost connection has leased."""
+LEAKY = PATCHED.format(
+    module="serve.listen",
+    name="_Server",
+    patch="""
+handle, kept = _Server.handle, []
+async def keeping(self, stream):
+    kept.append(b"x" * 16_384)
+    await handle(self, stream)
+_Server.handle = keeping
+""",
+)
+"""A broker that keeps 16 KiB of each connection."""
 
 
 def passed(summary: Summary) -> str:
@@ -74,6 +86,36 @@ async def found(
         if any(words in violation for violation in summary.violations):
             return
     pytest.fail(f"it was not found: {told}")
+
+
+async def stops(place: Path, seed: int) -> Summary:
+    """A kill and a stop under load."""
+    summary = Summary("kills", seed)
+    await stories(KillCampaign, place, summary, 1)
+    return summary
+
+
+async def test_a_stop_under_load_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I20: SIGTERM while it works ends it with status 0, within its time, and all that was acknowledged is there. The
+    kill that was asked for comes as well."""
+    monkeypatch.setattr(KillCampaign, "stops_per_kill", 2.0)
+    summary = await stops(tmp_path, random.getrandbits(32))
+    told = passed(summary)
+    assert summary.counts["stops"] == 2, told
+    assert summary.counts["kills"] >= 1, told
+    assert summary.counts["acknowledged"] > 100, told
+
+
+async def test_a_broker_that_does_not_stop_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control of stops: one that does not obey SIGTERM."""
+    monkeypatch.setattr(KillCampaign, "planted", "a_stop_is_not_heard")
+    await found(stops, tmp_path, "a stop under load was not over", tries=1)
+
+
+async def test_a_stop_that_loses_what_was_answered_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control of stops: a broker that answers for a while yet when it is told to stop, and writes no more."""
+    monkeypatch.setattr(KillCampaign, "planted", "a_stop_writes_nothing_more")
+    await found(stops, tmp_path, "was acknowledged")
 
 
 async def test_pauses_longer_than_every_lease_break_no_promise(tmp_path: Path) -> None:
@@ -105,6 +147,13 @@ async def test_a_broker_that_trusts_the_wall_clock_is_found(tmp_path: Path) -> N
     await found(lambda place, seed: clock(place, seed, 16, ["-c", WALL]), tmp_path)
 
 
+async def one_network(place: Path, seed: int) -> Summary:
+    """One round of it."""
+    summary = Summary("network", seed)
+    await stories(NetworkCampaign, place, summary, 1)
+    return summary
+
+
 async def test_a_bad_network_breaks_no_promise(tmp_path: Path) -> None:
     """I1-I12 over links that freeze, crawl, are swallowed or cut, with clients that come again."""
     summary = Summary("network", random.getrandbits(32))
@@ -119,12 +168,22 @@ async def test_a_lease_that_outlives_its_link_is_found(tmp_path: Path, monkeypat
     """The control of bad networks: a broker that gives nothing back when a connection ends."""
     monkeypatch.setattr(NetworkCampaign, "planted", "connections_keep_their_leases")
 
-    async def run(place: Path, seed: int) -> Summary:
-        summary = Summary("network", seed)
-        await stories(NetworkCampaign, place, summary, 1)
-        return summary
+    await found(one_network, tmp_path, "was not given back")
 
-    await found(run, tmp_path, "was not given back")
+
+async def test_a_consumer_that_never_reads_is_dropped_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I18: it costs no more than its credit, delays nobody, and others have what was leased to it."""
+    monkeypatch.setattr(NetworkCampaign, "deaf_every", 1)
+    summary = await one_network(tmp_path, random.getrandbits(32))
+    told = passed(summary)
+    assert summary.counts["deaf_consumers"] == 1, told
+
+
+async def test_a_consumer_that_is_not_dropped_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of I18: a broker that waits for a peer without end."""
+    monkeypatch.setattr(NetworkCampaign, "deaf_every", 1)
+    monkeypatch.setattr(NetworkCampaign, "planted", "writes_wait_without_end")
+    await found(one_network, tmp_path, "never reads was not dropped", tries=1)
 
 
 async def test_clients_that_come_and_go_leave_nothing(tmp_path: Path) -> None:
@@ -144,6 +203,18 @@ async def test_a_lease_that_outlives_its_connection_is_found(tmp_path: Path, mon
         return summary
 
     await found(run, tmp_path, "lease was not given back", tries=1)
+
+
+async def test_a_leak_of_some_kibibytes_a_connection_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: 16 KiB stay of each connection."""
+    monkeypatch.setattr(Node, "program", ("-c", LEAKY))
+
+    async def run(place: Path, seed: int) -> Summary:
+        summary = Summary("network", seed)
+        await churn(place, summary, 350)
+        return summary
+
+    await found(run, tmp_path, "clients that came and went left", tries=1)
 
 
 async def test_disk_faults_give_no_wrong_answer(tmp_path: Path) -> None:
