@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 
 from msgspec import Struct
@@ -13,6 +13,7 @@ from queen_actors.domain import cursor as rules
 from queen_actors.domain.cursor import Ack, AckOutcome, Claim, LeaseEnd, LeaseExtended, Signal
 from queen_actors.domain.effects import CursorDropped, CursorPut, DeadLetterPut, Effect, QueueDropped, Record
 from queen_actors.domain.partition import PartitionState
+from queen_actors.domain.queue import QueueState
 from queen_actors.domain.runs import AckRun, RunSettled, run_of, settle, settle_one
 from queen_actors.errors import QueenError, StorageFull
 from queen_actors.values import SECOND
@@ -66,7 +67,7 @@ class Loaded(Struct):
     of a lease's span, by (partition, group, lease), the offsets by transaction id."""
 
     records: dict[tuple[int, int], Record | None]
-    spans: dict[tuple[int, str, str], dict[str, int]]
+    spans: dict[tuple[int, str, str], Mapping[str, Sequence[int]]]
 
 
 _Target = tuple[int, str, str]
@@ -88,7 +89,7 @@ class Acks:
         self._owing: deque[tuple[int, str, Callable[[CursorPut], CursorPut]]] = deque()
         """Leases that were given back, as long as that is not durable."""
         self._reason = "settled"
-        self._spans: OrderedDict[tuple[int, str, str], dict[str, int]] = OrderedDict()
+        self._spans: OrderedDict[tuple[int, str, str], Mapping[str, Sequence[int]]] = OrderedDict()
         core.log.on_commit.append(self._tell)
 
     # -- ack -------------------------------------------------------------------------------------------------------
@@ -166,32 +167,47 @@ class Acks:
         spans: dict[tuple[int, str, str], tuple[int, int]] = {}
         records: dict[int, set[int]] = {}
         directory = self._core.directory
-        for ack in acks:
-            partition = None if ack.pid is None else directory.partition(ack.pid)
-            cursor = None if partition is None else partition.cursors.get(ack.group)
-            if partition is None or cursor is None or not cursor.lease_id:
+        for (pid, name, lease_id), places in self._targets(acks).items():
+            partition = directory.partition(pid)
+            cursor = None if partition is None else partition.cursors.get(name)
+            if partition is None or cursor is None or not cursor.lease_id or lease_id not in ("", cursor.lease_id):
                 continue
             queue = directory.queue_of(partition)
-            span = (partition.pid, ack.group, cursor.lease_id)
+            span = (pid, name, cursor.lease_id)
             known = self._span(span, loaded)
-            offset = partition.resolve(ack.txn, cursor.committed, cursor.batch_end, known or {})
-            if offset is None or not cursor.committed < offset <= cursor.batch_end:
-                if known is None:
-                    group = queue.groups.get(ack.group)
-                    only = 1 if group is not None and group.conflation else limits.POP_BATCH_MAX
-                    spans[span] = (
-                        max(partition.floor(cursor.committed), cursor.batch_end - only) + 1,
-                        cursor.batch_end,
-                    )
+            after, end = self._delivered_after(queue, cursor), cursor.batch_end
+            offsets = partition.resolve([acks[place].txn for place in places], after, end, known or {})
+            first = max(partition.floor(after), end - limits.POP_BATCH_MAX) + 1
+            unknown = any(offset is None or not cursor.committed < offset <= end for offset in offsets)
+            if known is None and (unknown or first < partition.base):
+                spans[span] = (first, end)
                 continue
             spent = cursor.retries >= queue.options.retry_limit
-            if ack.status == "dlq" or (ack.status == "failed" and spent):
-                held = isinstance(partition.entry(offset), Record) or (partition.pid, offset) in loaded.records
-                if not held:
-                    records.setdefault(partition.pid, set()).add(offset)
+            for place, offset in zip(places, offsets, strict=True):
+                if offset is None or not cursor.committed < offset <= end:
+                    continue
+                if acks[place].status == "dlq" or (acks[place].status == "failed" and spent):
+                    held = isinstance(partition.entry(offset), Record) or (pid, offset) in loaded.records
+                    if not held:
+                        records.setdefault(pid, set()).add(offset)
         return spans, records
 
-    def _span(self, span: tuple[int, str, str], loaded: Loaded) -> dict[str, int] | None:
+    def _targets(self, acks: Sequence[Ack]) -> dict[_Target, list[int]]:
+        """Where in the call the acks of each target are; those of no partition are nowhere."""
+        targets: dict[_Target, list[int]] = {}
+        for place, ack in enumerate(acks):
+            if ack.pid is not None and self._core.directory.partition(ack.pid) is not None:
+                targets.setdefault((ack.pid, ack.group, ack.lease_id or ""), []).append(place)
+        return targets
+
+    @staticmethod
+    def _delivered_after(queue: QueueState, cursor: CursorPut) -> int:
+        """The offset behind which the leased messages lie: of a conflating group only the last one was delivered."""
+        group = queue.groups.get(cursor.group)
+        conflating = group is not None and group.conflation
+        return max(cursor.committed, cursor.batch_end - 1) if conflating else cursor.committed
+
+    def _span(self, span: tuple[int, str, str], loaded: Loaded) -> Mapping[str, Sequence[int]] | None:
         known = loaded.spans.get(span)
         return self._spans.get(span) if known is None else known
 
@@ -199,16 +215,13 @@ class Acks:
         """What each ack comes to; the effects go into the draft. Call `load` just before. `repeats`: a repeat of the
         ack that settled its lease's whole batch is a success (not in a transaction, 5.6)."""
         outcomes: list[AckOutcome | None] = [None] * len(acks)
-        targets: dict[_Target, list[int]] = {}
         for place, ack in enumerate(acks):
             if ack.pid is None:
                 outcomes[place] = AckOutcome(ack.txn, False, NO_PARTITION_ID)
             elif self._core.directory.partition(ack.pid) is None:
                 outcomes[place] = AckOutcome(ack.txn, False, no_partition(ack.pid))
-            else:
-                targets.setdefault((ack.pid, ack.group, ack.lease_id or ""), []).append(place)
         moved: dict[tuple[int, str], CursorPut] = {}
-        for target, places in targets.items():
+        for target, places in self._targets(acks).items():
             found = self._decide_target(draft, target, [acks[place] for place in places], loaded, moved, repeats)
             for place, outcome in zip(places, found, strict=True):
                 outcomes[place] = outcome
@@ -230,12 +243,13 @@ class Acks:
         cursor = moved.get((pid, group)) or partition.cursors.get(group)
         if cursor is None:
             return [AckOutcome(ack.txn, False, rules.STALE_LEASE) for ack in acks]
+        after = self._delivered_after(queue, cursor)
         end = cursor.batch_end if cursor.lease_id else None
+        if lease_id and lease_id != cursor.lease_id:
+            after, end = cursor.committed, cursor.committed  # too late: all that matters is whether it is done
         leased = self._span((pid, group, cursor.lease_id or cursor.settled_lease), loaded) or {}
-        entries = [
-            (ack.txn, Signal(ack.status, partition.resolve(ack.txn, cursor.committed, end, leased), ack.error))
-            for ack in acks
-        ]
+        offsets = partition.resolve([ack.txn for ack in acks], after, end, leased)
+        entries = [(ack.txn, Signal(ack.status, offset, ack.error)) for ack, offset in zip(acks, offsets, strict=True)]
         acked = rules.acknowledge(cursor, entries, lease_id, draft.now, queue.options, repeats=repeats)
         for offset, error in acked.dead:
             known = partition.entry(offset)

@@ -119,17 +119,21 @@ class Producers:
         partition = self._core.directory.partition(pid)
         return () if partition is None else await self.read(partition, first, count, max_bytes)
 
-    async def index(self, pid: int, first: int, last: int) -> dict[str, int]:
-        """The offsets of a span by transaction id, the earliest of an id that is there twice."""
-        found: dict[str, int] = {}
+    async def index(self, pid: int, first: int, last: int) -> dict[str, Sequence[int]]:
+        """The offsets of a span by transaction id."""
+        found: dict[str, list[int] | tuple[int]] = {}
         while first <= last:
             records = await self.fetch(pid, first, last - first + 1, limits.POP_BYTES)
             for record in records:
-                found.setdefault(record.txn, record.offset)
+                known = found.get(record.txn)
+                if isinstance(known, list):
+                    known.append(record.offset)
+                else:  # most ids are there once, and a tuple of one is the smallest sequence
+                    found[record.txn] = (record.offset,) if known is None else [*known, record.offset]
             if not records:
                 break
             first = records[-1].offset + 1
-        return found
+        return {**found}
 
     async def find_all(self, pid: int, offsets: Sequence[int]) -> dict[int, Record | None]:
         """The messages of ascending offsets, read in runs of neighbours. What retention has removed is None."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from struct import Struct as Layout
 
 import msgspec
 from msgspec import Struct
 
-from queen_actors.limits import ACK_WINDOW_SECONDS
+from queen_actors.limits import ACK_WINDOW_SECONDS, POP_BATCH_MAX
 from queen_actors.values import SECOND
 
 from .effects import CursorPut, PartitionPut, QueueOptions, Recent, Record, SealedRun
@@ -125,16 +125,50 @@ class PartitionState:
         """Is there an index entry that `prune` may forget in time?"""
         return bool(self.tail or self.index)
 
-    def resolve(self, txn: str, committed: int, end: int | None, leased: Mapping[str, int]) -> int | None:
-        """The offset that an ack of `txn` means. A message inside `(committed, end]`, the leased span, comes first.
+    def resolve(
+        self, txns: Sequence[str], committed: int, end: int | None, leased: Mapping[str, Sequence[int]]
+    ) -> list[int | None]:
+        """The offsets that the acks of one call mean. Messages inside `(committed, end]`, the leased span, come first.
 
-        `leased` is an index of the span's messages, as far as its caller has one; None when neither it nor the index
+        Of several in there that have one id the first is meant, and by the next ack of the call the next: what is acked
+        too early takes what lies before it along. Outside of the span it is one that is done already, if there is one.
+        `leased` is an index of the span's messages, as far as the caller has one; None when neither it nor the index
         knows the id.
         """
-        recent = self.offset_of(txn)
-        if recent is not None and recent > committed and (end is None or recent <= end):
-            return recent
-        return leased.get(txn, recent)
+        last = self.next_offset - 1 if end is None else end
+        spanned = self._offsets(set(txns), committed, last, leased)
+        outside = {txn for txn, offsets in spanned.items() if not offsets}
+        done = self._offsets(outside, max(committed - POP_BATCH_MAX, -1), committed, leased) if outside else {}
+        named = dict.fromkeys(spanned, 0)
+        found: list[int | None] = []
+        for txn in txns:
+            offsets = spanned[txn]
+            if offsets:
+                found.append(offsets[min(named[txn], len(offsets) - 1)])
+                named[txn] += 1
+            else:
+                found.append(done[txn][-1] if done[txn] else self.offset_of(txn))
+        return found
+
+    def _offsets(
+        self, txns: Set[str], after: int, last: int, leased: Mapping[str, Sequence[int]]
+    ) -> dict[str, list[int]]:
+        """Where in `(after, last]` each of these transaction ids is, as far as it is remembered or in `leased`."""
+        found = {txn: {*leased.get(txn, ()), self.txns.get(txn, -1)} for txn in txns}
+        if after < self.index.last:
+            for txn, places in found.items():
+                places.update(self.index.offsets(txn))
+        if len(self.txns) != len(self.tail):  # some id is there twice
+            start = self.sealed_end
+            for record in self.tail[max(after + 1 - start, 0) : max(last + 1 - start, 0)]:
+                if record.txn in txns:
+                    found[record.txn].add(record.offset)
+        return {txn: sorted([place for place in places if after < place <= last]) for txn, places in found.items()}
+
+    def unique(self, first: int) -> bool:
+        """Is no transaction id of a message in memory that of another one from `first` on too?"""
+        tail = len(self.tail)
+        return len(self.txns) == tail and first >= self.next_offset - tail
 
     def offset_of(self, txn: str) -> int | None:
         """The offset of `known`."""

@@ -81,19 +81,28 @@ class Recents:
 
     def find(self, txn: str, pid: int) -> Recent | None:
         """The latest message with this transaction id."""
-        found: tuple[int, int] | None = None
+        places = self._places(txn)
+        return self._message(*places[-1], pid) if places else None
+
+    def offsets(self, txn: str) -> list[int]:
+        """The offset of every message with this transaction id."""
+        return [_HEAD.unpack_from(self._pages[place], at)[0] for place, at in self._places(txn)]
+
+    def _places(self, txn: str) -> list[tuple[int, int]]:
+        """The rows with this transaction id: the page, and where in it."""
+        found: list[tuple[int, int]] = []
         wanted, kind = _packed(txn, _UUID_TXN)
         if self._lookup is not None:
             oldest = self._number(0, self._start)
             for number in self._lookup.find(txn):
                 place, at = (number >> 32) - self._first, number & 0xFFFF_FFFF
                 if number >= oldest and self._is(place, at, wanted, kind):
-                    found = place, at
+                    found.append((place, at))
         elif self._pages and wanted in self._pages[0]:
             for at, _ in self._rows(0):
                 if self._is(0, at, wanted, kind):
-                    found = 0, at
-        return None if found is None else self._message(*found, pid)
+                    found.append((0, at))
+        return found
 
     def at(self, offset: int, pid: int) -> Recent | None:
         """The message at this offset."""

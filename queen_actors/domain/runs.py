@@ -93,7 +93,7 @@ def settle_one(partition: PartitionState, ack: Ack, now: int) -> tuple[CursorPut
         return None
     if cursor.lease_id != ack.lease_id or not leased(cursor, now):
         return None
-    if not cursor.committed < offset <= cursor.batch_end:
+    if not cursor.committed < offset <= cursor.batch_end or not partition.unique(cursor.committed + 1):
         return None
     after, ended = completed(cursor, offset)
     return after, AckOutcome(ack.txn, True, lease_released=ended is not None)
@@ -103,10 +103,12 @@ def settle(partition: PartitionState, run: AckRun, now: int) -> tuple[CursorPut,
     """The cursor after a run, and which of its acks ended the lease (None: none did), as `cursor.acknowledge` says.
 
     None when the rules have to be asked ack by ack: the lease is not that of the run or is over, or an id is not that
-    of a message in the leased span and in memory.
+    of a message in the leased span and in memory, or perhaps of two.
     """
     cursor = partition.cursors.get(run.group)
     if cursor is None or cursor.lease_id != run.lease_id or not leased(cursor, now):
+        return None
+    if not partition.unique(cursor.committed + 1):
         return None
     known = partition.txns
     try:

@@ -66,4 +66,6 @@ def test_random_walks() -> None:
         "duplicate",
         "packed",
         "overtaken",
+        "twice",
+        "run",
     }

@@ -73,16 +73,26 @@ def test_a_message_without_a_transaction_id_has_its_own() -> None:
     ]
 
 
-def test_a_pushed_again_id_means_the_newest_message_or_the_leased_one() -> None:
-    """An ack names a transaction id; of two messages with one id, the one in the leased span is meant."""
+def test_a_pushed_again_id_means_the_first_leased_message_or_one_that_is_done() -> None:
+    """An ack names a transaction id; of two messages with one id, the first one in the leased span is meant, and by the
+    second ack of the call the next. Outside of the span it is one that is done."""
     pushing = Pushing()
     pushing.push(10, "a", "b", window=0)
     pushing.push(20, "a", window=0)
     state = pushing.state
-    assert state.resolve("a", -1, None, {}) == 2
-    assert state.resolve("a", -1, 1, {"a": 0, "b": 1}) == 0
-    assert state.resolve("b", 1, None, {}) == 1
-    assert state.resolve("c", -1, None, {}) is None
+    assert state.resolve(["a"], -1, None, {}) == [0]
+    assert state.resolve(["a"], 0, None, {}) == [2]
+    assert state.resolve(["a", "b", "a", "a"], -1, 2, {}) == [0, 1, 2, 2]
+    assert state.resolve(["a"], -1, 1, {"a": (0,), "b": (1,)}) == [0]
+    assert state.resolve(["a", "b"], 1, 1, {}) == [0, 1]
+    assert state.resolve(["b"], 1, None, {}) == [1]
+    assert state.resolve(["c"], -1, None, {}) == [None]
+    for sealed in range(3):
+        state.evict(sealed)
+        assert state.resolve(["a", "b", "a"], -1, 2, {}) == [0, 1, 2]
+        assert state.resolve(["a"], 1, 1, {}) == [0]
+    state.prune(30)
+    assert state.resolve(["a", "a"], -1, 2, {"a": [0, 2], "b": (1,)}) == [0, 2]
 
 
 def test_messages_leave_memory_when_they_are_sealed() -> None:
@@ -142,7 +152,7 @@ def test_retention_does_not_shorten_the_dedup_window() -> None:
         outcomes, records = again.push([PushItem("q", "p", b"1", txn="a")], 30, HOUR, lambda _: "x")
         assert (outcomes[0].status, outcomes[0].offset, outcomes[0].message_id) == ("duplicate", 0, "id0")
         assert records == ()
-        assert again.resolve("b", 2, None, {}) == 1
+        assert again.resolve(["b"], 2, None, {}) == [1]
         again.prune(20)
         assert again.known("b") is None
         assert again.known("c") is not None

@@ -47,10 +47,11 @@ def test_run_is_settled_as_its_acks_are_one_by_one(
     if found is None:
         return
     cursor = state.cursors["g"]
-    span: dict[str, int] = {}
+    span: dict[str, list[int]] = {}
     for offset in range(committed + 1, min(cursor.batch_end + 1, len(txns))):
-        span.setdefault(txns[offset], offset)
-    entries = [(txn, Signal("completed", state.resolve(txn, committed, cursor.batch_end, span))) for txn in acked]
+        span.setdefault(txns[offset], []).append(offset)
+    offsets = state.resolve(acked, committed, cursor.batch_end, span)
+    entries = [(txn, Signal("completed", offset)) for txn, offset in zip(acked, offsets, strict=True)]
     expected = rules.acknowledge(cursor, entries, "lease", NOW, QueueOptions())
     after, released = found
     assert after == expected.cursor

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from queen_actors.actors.queue import claimable_at
 from queen_actors.domain import cursor as rules
-from queen_actors.domain.cursor import Signal
+from queen_actors.domain.cursor import Ack, Signal
 from queen_actors.domain.effects import (
     Appended,
     CursorDropped,
@@ -22,6 +22,7 @@ from queen_actors.domain.effects import (
     SealedRun,
 )
 from queen_actors.domain.partition import PartitionState, PushItem
+from queen_actors.domain.runs import AckRun, RunSettled, settle, settle_one
 
 from .kv import Pick
 
@@ -284,7 +285,8 @@ class Pair:
         assert self.pace is not None
         self.now += 1
         group = pick(GROUPS)
-        words = [(pick(WORDS), pick(self.pace.named)) for _ in range(pick((1, 2, 3, 6)))]
+        said = pick((WORDS, WORDS, WORDS[:1]))
+        words = [(pick(said), pick(self.pace.named)) for _ in range(pick((1, 2, 3, 6)))]
         if group not in self.groups or group not in self.state.cursors:
             return
         model, cursor = self.model(group), self.state.cursors[group]
@@ -294,24 +296,32 @@ class Pair:
             else pick((*self.leases[-3:], model.settled or "", ""))
         )
         end = model.end if model.lease else len(self.log)
-        leased = {r.txn: r.offset for r in reversed(self.log[model.committed + 1 : end + 1]) if r.offset >= self.start}
-        named: list[tuple[str, int | None]] = []
-        entries: list[tuple[str, Signal]] = []
-        for word, what in words:
-            place = model.committed + 1 + what if isinstance(what, int) else -1
-            txn = self.log[place].txn if 0 <= place < len(self.log) else str(what)
-            found = self.state.resolve(txn, cursor.committed, cursor.batch_end if cursor.lease_id else None, leased)
-            assert found is None or self.log[found].txn == txn
+        leased: dict[str, list[int]] = {}
+        for record in self.log[max(model.committed + 1, self.start) : end + 1]:
+            leased.setdefault(record.txn, []).append(record.offset)
+        places = [model.committed + 1 + what if isinstance(what, int) else -1 for _, what in words]
+        txns = [
+            self.log[place].txn if 0 <= place < len(self.log) else str(what)
+            for place, (_, what) in zip(places, words, strict=True)
+        ]
+        at_hand = leased if max(model.committed + 1, self.start) < self.state.base else {}  # as `Acks` reads them
+        found = self.state.resolve(txns, cursor.committed, cursor.batch_end if cursor.lease_id else None, at_hand)
+        for place, txn in enumerate(txns):
+            offset, nth = found[place], txns[:place].count(txn)
             if txn in leased:
-                assert found is not None
-                assert found > model.committed
-            named.append((word, found))
-            entries.append((txn, Signal(word, found)))
+                self.seen.add("twice" if len(leased[txn]) > 1 else "once")
+                assert offset == [*leased[txn], *leased[txn][-1:] * nth][nth], "the nth ack means the nth message"
+            else:
+                assert offset is None or self.log[offset].txn == txn
+        named = [(word, offset) for (word, _), offset in zip(words, found, strict=True)]
+        entries = [(txn, Signal(word, offset)) for txn, (word, offset) in zip(txns, named, strict=True)]
         files = self.options.dead_letter_queue
         marks, dead = model.ack(named, lease or "", self.now, self.options.retry_limit, files)
         acked = rules.acknowledge(cursor, entries, lease or "", self.now, self.options)
         assert [_marks(outcome) for outcome in acked.outcomes] == marks
         assert {offset for offset, _ in acked.dead} == dead
+        if {word for word, _ in words} == {"completed"}:
+            self.in_one_pass(group, txns, lease or "", acked)
         if dead:
             self.seen.add("dead")
         if acked.cursor is not cursor:
@@ -321,6 +331,16 @@ class Pair:
             self.seen.add("repeat")
         elif acked.outcomes[0].error == rules.STALE_LEASE:
             self.seen.add("stale")
+
+    def in_one_pass(self, group: str, txns: list[str], lease: str, expected: rules.Acked) -> None:
+        """Where acks are settled without being looked at one by one, they come to the same."""
+        run = settle(self.state, AckRun(7, group, lease, txns), self.now) if lease else None
+        one = settle_one(self.state, Ack(txns[0], 7, group, "completed", lease), self.now) if len(txns) == 1 else None
+        if run is not None:
+            self.seen.add("run")
+            assert (run[0], tuple(RunSettled(txns, run[1]))) == (expected.cursor, expected.outcomes)
+        if one is not None:
+            assert (one[0], (one[1],)) == (expected.cursor, expected.outcomes)
 
     def extend(self, pick: Pick) -> None:
         self.now += 1

@@ -292,6 +292,25 @@ def ack_past_the_lease(patch: pytest.MonkeyPatch) -> None:
 
 
 @plant("partition")
+def ack_of_the_last_with_its_id(patch: pytest.MonkeyPatch) -> None:
+    """Of two leased messages with one transaction id the later one is taken for done, and all before it (I3)."""
+
+    def resolve(self: Any, txns: Any, committed: int, end: int | None, leased: Any) -> Any:
+        latest = {txn: self.offset_of(txn) for txn in txns}
+        inside = {txn: at for txn, at in latest.items() if at is not None and committed < at and (not end or at <= end)}
+        return [inside.get(txn, at) for txn, at in zip(txns, old(self, txns, committed, end, leased), strict=True)]
+
+    old = partition.PartitionState.resolve
+    patch.setattr(partition.PartitionState, "resolve", resolve)
+
+
+@plant("partition")
+def run_of_the_last_with_their_ids(patch: pytest.MonkeyPatch) -> None:
+    """What is settled in one pass does not look whether an id is there twice (I3)."""
+    patch.setattr(partition.PartitionState, "unique", lambda self, first: True)
+
+
+@plant("partition")
 def lease_shortened(patch: pytest.MonkeyPatch) -> None:
     """An extension by less than what is left takes from the lease (section 9)."""
 
