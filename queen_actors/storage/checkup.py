@@ -17,18 +17,17 @@ import duckdb
 from queen_actors.domain.effects import Appended, DeadLetterPut, Effect, Entry, StreamRowPut, TimerPut
 from queen_actors.errors import QueenError
 
-from . import duck, recovery
-from .checkup_sealed import MEMORY_MB, SealedCheckup, is_journal
+from . import directory, duck
+from .checkup_remedies import Settling, names_of_log
+from .checkup_sealed import MEMORY_MB, SealedCheckup, is_journal, is_regular
 from .checkup_tail import TailCheckup
 from .directory import FORMAT_LINE, DataDirectory, Listing, SegmentFile, SnapshotFile
 from .fileops import MODE, FileOps
 from .findings import BACKUP, Findings
-from .tail import JournalTail
 
 KEPT = ".kept-"
 """What the name of a file that a repair has set aside goes on with."""
-_UNFINISHED = (".tmp", ".tmp.wal")
-_OURS = re.compile(r"LOCK|FORMAT|POSITION|(journal|segment|snapshot)-[0-9a-f-]+\.(log|duckdb)")
+_SPILLED = re.compile(r"duckdb_temp_[\w.-]+")
 _SECRET = b"\0"  # a ciphertext begins with it, and no JSON text does
 _PAYLOADS = {
     "segment": (("messages", "payload"), ("timers", "payload"), ("stream_rows", "value")),
@@ -52,6 +51,9 @@ class Checkup:
         self.found = Findings()
         self.position = 0
         """How far the log reaches, as far as it could be read."""
+        self.parts: Sequence[SegmentFile] = ()
+        """The good segments that have the state, from the newest good snapshot on, or from the log's start."""
+        self.listing = Listing([], [], [])
         self._decrypt = decrypt
         self._secrets = 0
         self._secret: bytes | None = None
@@ -60,20 +62,21 @@ class Checkup:
         """Look at everything. Raises OSError when the directory itself cannot be listed."""
         names = sorted(os.listdir(self.path))
         held = DataDirectory(_ReadOnly(), self.path, -1, -1)
-        listing = held.listing()
+        self.listing = listing = held.listing()
+        unfinished = directory.unfinished(self.path)
         self._look_at_format(listing)
-        self._look_at_permissions(names)
-        self._look_at_leftovers(names)
+        self._look_at_permissions([name for name in names if name not in unfinished], listing)
+        self._look_at_leftovers([*unfinished, *(["spill"] if self._is_spill() else [])])
         with tempfile.TemporaryDirectory(prefix="queen-actors-doctor-") as spill:
             sealed = SealedCheckup(listing, self.found, spill)
             sealed.run()
-            tail = TailCheckup(listing, self.found, sealed.position, self._note_entry)
+            tail = TailCheckup(listing, self.found, sealed, self._note_entry)
             tail.run(self.path)
             self.position = tail.position
+            self.parts = sealed.parts
             for file in sealed.good:
                 self._look_into(file, spill)
-            if not self.found.refused:
-                self._read_as_an_open_does(held, listing, spill)
+            Settling(self.found, held, listing, spill, tail.noted).run()
         self._look_at_secrets()
         self.found.facts.append(
             f"{_many(len(listing.journals), 'journal')}, {_many(len(listing.segments), 'segment')}, "
@@ -82,10 +85,7 @@ class Checkup:
 
     def _look_at_format(self, listing: Listing) -> None:
         try:
-            with open(os.path.join(self.path, "FORMAT"), encoding="utf-8", errors="replace") as file:
-                line = file.read(200)
-        except FileNotFoundError:
-            line = None
+            line = format_line(self.path)
         except OSError as error:
             self.found.add("FORMAT", f"cannot be read: {error.strerror}", "Give the broker's user the right to it.")
             return
@@ -98,18 +98,19 @@ class Checkup:
         else:
             self.found.add("FORMAT", said, f"No journal says which format this is. {BACKUP}.")
 
-    def _look_at_permissions(self, names: Sequence[str]) -> None:
+    def _look_at_permissions(self, names: Sequence[str], listing: Listing) -> None:
+        ours = {"LOCK", "FORMAT", "POSITION", *names_of_log(listing)}
         mode = os.stat(self.path).st_mode
         if not os.access(self.path, os.R_OK | os.W_OK | os.X_OK):
             self.found.add("", "cannot be written to by this user", "Run the broker as the user whose directory it is.")
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             self.found.add("", "may be written to by everybody", f"chmod o-w {self.path}", harmless=True)
         for name in names:
-            if _OURS.fullmatch(name):
+            if name in ours:
                 self._look_at_file(name)
             elif KEPT in name:
                 self.found.facts.append(f"{name} was kept by a repair; remove it when you do not need it")
-            elif not name.endswith(_UNFINISHED) and name not in ("spill", "lost+found"):
+            elif name not in ("spill", "lost+found"):
                 self.found.facts.append(f"{name} is none of the broker's files")
 
     def _look_at_file(self, name: str) -> None:
@@ -128,14 +129,31 @@ class Checkup:
 
     def _look_at_leftovers(self, names: Sequence[str]) -> None:
         for name in names:
-            if name.endswith(_UNFINISHED) or name == "spill":
-                self.found.add(
-                    name,
-                    "is unfinished work of a broker that was killed; no answer depends on it",
-                    "The next start removes it, and so does a repair.",
-                    "remove",
-                    harmless=True,
-                )
+            self.found.add(
+                name,
+                "is unfinished work of a broker that was killed; no answer depends on it",
+                "The next start removes it, and so does a repair.",
+                "remove",
+                harmless=True,
+            )
+
+    def _is_spill(self) -> bool:
+        """Is there a directory `spill` with what DuckDB puts there, and nothing else?"""
+        spill = os.path.join(self.path, "spill")
+        if not os.path.lexists(spill):
+            return False
+        if os.path.islink(spill) or not os.path.isdir(spill):
+            self.found.facts.append("spill is no directory of the broker's own; a repair leaves it")
+            return False
+        for place, within, files in os.walk(spill):
+            for name in (*files, *(name for name in within if os.path.islink(os.path.join(place, name)))):
+                if not _SPILLED.fullmatch(name):
+                    other = os.path.relpath(os.path.join(place, name), self.path)
+                    self.found.facts.append(
+                        f"{other} is none of the broker's files: take it out, a start clears that directory"
+                    )
+                    return False
+        return True
 
     # -- payloads that are encrypted -----------------------------------------------------------------------------------
 
@@ -186,22 +204,14 @@ class Checkup:
                 "", f"holds encrypted payloads that the key does not open: {error.detail}", "Set the right key."
             )
 
-    # -- the whole -----------------------------------------------------------------------------------------------------
 
-    def _read_as_an_open_does(self, held: DataDirectory, listing: Listing, spill: str) -> None:
-        try:
-            plan = recovery.plan(held, listing)
-            sealed = recovery.SealedLog(plan)
-            try:
-                sealed.start(MEMORY_MB, os.path.join(spill, "open"))
-                tail = JournalTail(held, listing.journals, plan.position)
-                for rows in (sealed.state(), sealed.runs(), tail.chunks()):
-                    for _ in rows:
-                        pass
-            finally:
-                sealed.close()
-        except (QueenError, OSError, duckdb.Error) as error:
-            self.found.add("", f"would be refused by a start: {error}", f"{BACKUP}.")
+def format_line(path: str) -> str | None:
+    """What the file FORMAT of the directory says; None when there is no such regular file. Raises OSError."""
+    file = os.path.join(path, "FORMAT")
+    if not is_regular(file):
+        return None
+    with open(file, encoding="utf-8", errors="replace") as opened:
+        return opened.read(200)
 
 
 def _payloads(effect: Effect) -> Sequence[bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable
 
 import msgspec
@@ -12,6 +11,7 @@ from msgspec import Struct
 from queen_actors.domain.effects import Entry, decode_entries
 from queen_actors.errors import QueenError
 
+from .checkup_sealed import SealedCheckup, is_regular
 from .directory import JournalFile, Listing, noted_slots
 from .findings import BACKUP, Findings
 from .journal import JournalReader
@@ -36,27 +36,31 @@ class _Journal(Struct):
 class TailCheckup:
     """`position`: how far the log reaches, as far as it could be read. `seen` is told of every entry."""
 
-    def __init__(self, listing: Listing, findings: Findings, sealed: int, seen: Callable[[Entry], None]) -> None:
+    def __init__(
+        self, listing: Listing, findings: Findings, sealed: SealedCheckup, seen: Callable[[Entry], None]
+    ) -> None:
         self._listing = listing
         self._findings = findings
         self._sealed = sealed
         self._seen = seen
         self._journals: list[_Journal] = []
-        self.position = sealed
+        self.position = sealed.position
+        self.noted = 0
+        """How far the log is known to have reached, whatever there is of it."""
 
     def run(self, path: str) -> None:
         """Look at every journal, and at the file POSITION in the directory."""
-        expected: int | None = self._sealed
+        expected: int | None = self._sealed.position
         for file in self._listing.journals:
             name = os.path.basename(file.path)
-            if file.first < self._sealed:
-                self._findings.add(
-                    name,
-                    "holds what lies in segments already",
-                    "The next start removes it, and so does a repair.",
-                    None if self._findings.refused else "remove",
-                    harmless=True,
-                )
+            if file.first < self._sealed.position:
+                self._judge_superseded(file, name)
+                continue
+            at_end = file is self._listing.journals[-1]
+            if at_end and expected is not None and file.first < expected and _end(file) == file.first:
+                said = "holds no entry, and the log went on past its beginning: a roll made it, and failed"
+                advice = "The next start removes it, and so does a repair."
+                self._findings.add(name, said, advice, "remove", harmless=True)
                 continue
             if expected is not None and file.first != expected:
                 self._findings.add(
@@ -77,19 +81,37 @@ class TailCheckup:
                     "journal follows: it is damaged",
                     f"{BACKUP}.",
                 )
-        self._judge_end(*self._notes(os.path.join(path, "POSITION")))
+        self.noted, newest = self._notes(os.path.join(path, "POSITION"))
+        self._judge_end(self.noted, newest)
+
+    def _judge_superseded(self, file: JournalFile, name: str) -> None:
+        """A journal from before the end of the segments goes only if a good one has all of it."""
+        end = _end(file)
+        segment = None if end is None else self._sealed.holds(file.first, end)
+        if segment is not None or end == file.first:
+            said = "holds no entry" if segment is None else f"holds what lies in {segment} already"
+            advice = "The next start removes it, and so does a repair."
+            self._findings.add(name, said, advice, "remove", harmless=True)
+            return
+        said = (
+            f"is from before position {self._sealed.position}, and cannot be read to its end"
+            if end is None
+            else f"holds the positions behind {file.first} up to {end}, and no good segment is known to have them"
+        )
+        self._findings.add(name, said, "A repair leaves it; keep a copy of it before the next start.", harmless=True)
 
     def _read(self, file: JournalFile) -> _Journal:
         name = os.path.basename(file.path)
         unread = _Journal(file, file.first, 0, 0, False)
+        if not is_regular(file.path):
+            return unread  # which is told of every file
         try:
             reader = JournalReader(file.path)
         except QueenError as error:
             self._findings.add(name, _alone(error.detail, file.path), f"{BACKUP}, or this file alone.")
             return unread
         except OSError as error:
-            if stat.S_ISREG(os.lstat(file.path).st_mode):
-                self._findings.add(name, f"cannot be read: {error.strerror}", _RIGHTS)
+            self._findings.add(name, f"cannot be read: {error.strerror}", _RIGHTS)
             return unread
         if reader.first != file.first:
             self._findings.add(
@@ -131,9 +153,10 @@ class TailCheckup:
         """The greatest position that was written down, and the newest journal's."""
         slots = []
         try:
-            slots = noted_slots(path)
-        except FileNotFoundError:
-            pass
+            if is_regular(path):
+                slots = noted_slots(path)
+            elif os.path.lexists(path):
+                return 0, 0  # a pipe, or a directory: told as such
         except OSError as error:
             self._findings.add("POSITION", f"cannot be read: {error.strerror}", _RIGHTS)
         notes = [slot for slot in slots if slot is not None and slot != "empty"]
@@ -145,21 +168,21 @@ class TailCheckup:
                 "POSITION",
                 said,
                 "Without it a lost end of the log is not noticed. The next start writes it, and so does a repair.",
-                None if self._findings.refused else "note",
+                "note",
                 harmless=True,
             )
         return max(notes, default=(0, 0))
 
     def _judge_end(self, noted: int, newest: int) -> None:
         last = self._journals[-1] if self._journals else None
-        whole = all(journal.readable for journal in self._journals)
-        if whole and self.position < noted:
+        otherwise = "" if self._findings.refused else " Only to go on without them, delete the file POSITION."
+        if (last is None or last.readable) and self.position < noted:
             where = f" at byte {last.end}" if last else ""
             self._findings.add(
                 last.name if last else "",
                 f"the log ends at position {self.position}{where}, and {noted} was committed: {noted - self.position} "
                 "steps that were answered are missing",
-                f"{BACKUP}. Only to go on without them, delete the file POSITION.",
+                f"{BACKUP}.{otherwise}",
             )
         elif newest and self.position <= newest and all(journal.file.first != newest for journal in self._journals):
             self._findings.add(f"journal-{newest:020}.log", "is missing: it is the newest journal", f"{BACKUP}.")
@@ -173,6 +196,19 @@ class TailCheckup:
                 at=last.end,
                 harmless=True,
             )
+
+
+def _end(file: JournalFile) -> int | None:
+    """The position at which a journal ends; None when it cannot be read whole."""
+    try:
+        if not is_regular(file.path):
+            return None
+        reader = JournalReader(file.path)
+        for _ in reader.frames():
+            pass
+    except (QueenError, OSError):
+        return None
+    return None if reader.torn or reader.first != file.first else reader.position
 
 
 def _alone(sentence: str, path: str) -> str:

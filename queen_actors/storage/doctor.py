@@ -1,9 +1,11 @@
 """`queen-actors doctor`: says what is wrong with the data directory of a stopped broker, and repairs what is safe.
 
-Safe is what an open would do by itself, or what loses no step that was answered:
+Everything is looked at first, and the log is read as an open reads it, as it is and as it would be after the repair.
+Files of the log are touched only when that succeeds and nothing that was answered is missing; otherwise the doctor says
+what is wrong, and what a person can do. A repair is
 
     cut       a commit that a crash cut short is cut off the newest journal; a copy of the file is kept beside it
-    remove    unfinished work, and files whose content lies in another one that is good, are removed
+    remove    the broker's own unfinished work is removed, and files whose content lies in another one that is good
     aside     a damaged file whose content lies in another one is renamed, so that an open does not see it
     rebuild   a damaged snapshot is renamed, and made again from the segments that have all that was in it
     restrict  permissions that the broker would not have given are taken away
@@ -11,18 +13,17 @@ Safe is what an open would do by itself, or what loses no step that was answered
     note      a POSITION file that is lost is written again for a log that was read to its end
 
 A file that is changed is kept beside as `<name>.kept-<instant>`. What was answered and is not there any more is never
-given up by a repair.
+given up by a repair, nor is what says that it was there. Unfinished work and permissions are mended also while the log
+is not whole. A remedy that fails is told, and after one at the log nothing else of the log is touched.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import shutil
+import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 
 import duckdb
 from msgspec import Struct
@@ -30,9 +31,10 @@ from msgspec import Struct
 from queen_actors.errors import DataDirectoryError, QueenError
 
 from . import duck, journal, segments, snapshots
-from .checkup import KEPT, Checkup
-from .checkup_sealed import MEMORY_MB
-from .directory import ANY_FORMAT, FORMAT_LINE, DataDirectory
+from .checkup import KEPT, Checkup, format_line
+from .checkup_remedies import of_log
+from .checkup_sealed import MEMORY_MB, is_journal, is_regular
+from .directory import ANY_FORMAT, FORMAT_LINE, DataDirectory, SegmentFile, holding
 from .fileops import FileOps
 from .findings import Finding
 
@@ -58,18 +60,14 @@ def examine(path: str, decrypt: Callable[[bytes], object] | None = None, *, repa
     path = os.path.abspath(path)
     try:
         _require_directory(path)
-        with _held(path):
+        with holding(path):
             first = last = _look(path, decrypt)
-            done: list[str] = []
-            rounds = _ROUNDS if repair else 0
-            for _ in range(rounds):  # what one repair brings out (a note that could not be judged) is for the next
-                wanted = [finding for finding in last.found.all if finding.remedy is not None]
-                if not wanted:
+            repair_ = _Repair(path)
+            for _ in range(_ROUNDS if repair else 0):  # what one repair brings out is for the next
+                if not repair_.round(last):
                     break
-                for finding in wanted:
-                    done += _mend(path, last, finding)
                 last = _look(path, decrypt)
-            return Report(first.found.all, last.found.facts, done, last.found.all)
+            return Report(first.found.all, last.found.facts, repair_.done, last.found.all)
     except OSError as error:
         raise DataDirectoryError(f"The data directory {path} cannot be looked at: {error}.") from error
 
@@ -107,42 +105,59 @@ def _require_directory(path: str) -> None:
     """Raises DataDirectoryError for what is no data directory, or one of another version; OSError."""
     if not os.path.isdir(path):
         raise DataDirectoryError(f"There is no directory {path}.")
-    if not any(name == "FORMAT" or name.startswith(("journal-", "segment-")) for name in os.listdir(path)):
-        raise DataDirectoryError(f"{path} is no data directory of a broker: it has neither a FORMAT file nor a log.")
-    with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-        with open(os.path.join(path, "FORMAT"), encoding="utf-8", errors="replace") as file:
-            line = file.read(200)
-        if line != FORMAT_LINE and ANY_FORMAT.fullmatch(line):
-            raise DataDirectoryError(
-                f"{path} is a {line.strip()}, and this version knows {FORMAT_LINE.strip()!r}. Ask the doctor of the "
-                "version that wrote it."
-            )
+    line = format_line(path)
+    if line is not None and line != FORMAT_LINE and ANY_FORMAT.fullmatch(line):
+        raise DataDirectoryError(
+            f"{path} is a {line.strip()}, and this version knows {FORMAT_LINE.strip()!r}. Ask the doctor of the "
+            "version that wrote it."
+        )
+    listing = DataDirectory(FileOps(), path, -1, -1).listing()
+    sealed = [file.path for file in listing.segments] + [file.path for file in listing.snapshots]
+    ours = any(map(is_journal, listing.journals)) or any(map(_begins_as_duckdb, sealed))
+    if line != FORMAT_LINE and not ours:
+        raise DataDirectoryError(
+            f"{path} is no data directory of a broker: it has neither a FORMAT file of one nor a file of its log. "
+            "Nothing in it was touched."
+        )
 
 
-@contextmanager
-def _held(path: str) -> Generator[None]:
-    """Keep brokers out meanwhile, without writing anything. Raises DataDirectoryError when one is in."""
-    try:
-        lock = os.open(os.path.join(path, "LOCK"), os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        yield
-        return
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
-            raise DataDirectoryError(
-                f"The data directory {path} is in use{f' by process {holder}' if holder else ''}. Stop that one first: "
-                "its files change while it runs."
-            ) from None
-        yield
-    finally:
-        os.close(lock)
+def _begins_as_duckdb(file: str) -> bool:
+    if not is_regular(file):
+        return False
+    with open(file, "rb") as opened:
+        return opened.read(12)[8:] == b"DUCK"
+
+
+class _Repair:
+    """Does what the findings of a look allow. What fails is told and not tried again, and after a failure at a file of
+    the log no other one is touched: what was decided about them counted on it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._tried: set[tuple[str, str | None]] = set()
+        self._failed = False
+        self.done: list[str] = []
+        """Sentences about what was done, and what could not be."""
+
+    def round(self, checkup: Checkup) -> bool:
+        """One remedy after the other; was there any?"""
+        found = False
+        for finding in checkup.found.all:
+            key, counts = (finding.name, finding.remedy), of_log(finding, checkup.listing)
+            if finding.remedy is None or key in self._tried or (counts and self._failed):
+                continue
+            found = True
+            self._tried.add(key)
+            try:
+                self.done += _mend(self._path, checkup, finding)
+            except (QueenError, OSError, duckdb.Error) as error:
+                self._failed = self._failed or counts
+                self.done.append(f"{finding.name}: could not be mended: {error}")
+        return found
 
 
 def _mend(path: str, checkup: Checkup, finding: Finding) -> list[str]:
-    """Do what the finding's remedy says; sentences about it."""
+    """Do what the finding's remedy says; sentences about it. Raises OSError, QueenError, duckdb.Error."""
     ops, file = FileOps(), os.path.join(path, finding.name)
     match finding.remedy:
         case "cut":
@@ -159,7 +174,7 @@ def _mend(path: str, checkup: Checkup, finding: Finding) -> list[str]:
         case "aside":
             return [f"{finding.name}: set aside as {_aside(ops, file)}"]
         case "rebuild":
-            return _rebuild(path, ops, file, finding)
+            return _rebuild(path, ops, file, checkup.parts)
         case "restrict":
             ops.restrict(file)
             return [f"{finding.name}: its mode is {os.stat(file).st_mode & 0o777:04o} now"]
@@ -195,25 +210,28 @@ def _aside(ops: FileOps, file: str) -> str:
     return os.path.basename(kept)
 
 
-def _rebuild(path: str, ops: FileOps, file: str, finding: Finding) -> list[str]:
-    """Make a snapshot again from the segments up to its position."""
+def _rebuild(path: str, ops: FileOps, file: str, parts: Sequence[SegmentFile]) -> list[str]:
+    """Make a snapshot again from the segments that have the state, up to its position. Raises OSError, QueenError,
+    duckdb.Error; the file has its name then."""
     held = DataDirectory(ops, path, -1, -1)
-    listing = held.listing()
-    damaged = next(one for one in listing.snapshots if one.path == file)
-    since = [segment for segment in listing.segments if segment.last <= damaged.last]
+    damaged = next(one for one in held.listing().snapshots if one.path == file)
+    since = [segment for segment in parts if segment.last <= damaged.last]
     kept = _aside(ops, file)
-    connection = duck.connect(MEMORY_MB, held.spill)
-    try:
-        made = snapshots.build(held, None, since, [], connection, segments.Pace(hurried=True))
-    except (duckdb.Error, OSError, QueenError) as error:
-        held.remove_unfinished_builds()
-        ops.rename(os.path.join(path, kept), file)
-        return [f"{finding.name}: could not be made again, and is as it was: {error}"]
-    finally:
-        connection.close()
-        shutil.rmtree(held.spill, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="queen-actors-doctor-") as spill:
+        connection = duck.connect(MEMORY_MB, spill)
+        try:
+            made = snapshots.build(held, None, since, [], connection, segments.Pace(hurried=True))
+        except (duckdb.Error, OSError, QueenError):
+            held.remove_unfinished_builds()
+            ops.rename(os.path.join(path, kept), file)
+            raise
+        finally:
+            connection.close()
     name = os.path.basename(made.path)
-    return [f"{finding.name}: set aside as {kept}", f"{name}: made again from {len(since)} segments"]
+    return [
+        f"{os.path.basename(file)}: set aside as {kept}",
+        f"{name}: made again from {len(since)} segments",
+    ]
 
 
 def _write_format(path: str, ops: FileOps, file: str) -> list[str]:

@@ -144,7 +144,7 @@ def loosen(path: pathlib.Path) -> None:
 
 def spill(path: pathlib.Path) -> None:
     (path / "spill" / "build").mkdir(parents=True)
-    (path / "spill" / "build" / "block").write_bytes(b"x")
+    (path / "spill" / "build" / "duckdb_temp_block-7.block").write_bytes(b"x")
 
 
 KINDS: dict[str, tuple[Damage, str, bool]] = {
@@ -430,7 +430,7 @@ async def test_the_directory_is_locked_meanwhile(tmp_path: pathlib.Path, filled:
 async def test_all_problems_are_told_at_once(tmp_path: pathlib.Path, filled: Fill) -> None:
     """Where an open stops at the first, the doctor goes on; a repair does its part and says what is left."""
     filled(tmp_path)
-    for damage in (swap_bytes("segment"), damage_middle, loosen, write("x.tmp", b"")):
+    for damage in (swap_bytes("segment"), damage_middle, loosen, write("FORMAT.tmp", b"")):
         damage(tmp_path)
     report = looked(tmp_path)
     assert len(report.findings) == 4
