@@ -12,7 +12,7 @@ from queen_actors.errors import StorageFailed
 
 from . import duck, faultpoints, schema, segments
 from .directory import DataDirectory, SegmentFile, SnapshotFile
-from .segments import Pace
+from .segments import Inspect, Pace
 
 MERGE_FILES = 8  # so many small neighbours are worth a merge
 
@@ -63,8 +63,10 @@ def merge(
     group: Sequence[SegmentFile],
     connection: duckdb.DuckDBPyConnection,
     pace: Pace,
+    inspect: Inspect,
 ) -> SegmentFile:
     """One segment with the messages of the group that the snapshot's partitions still have, durable under its name.
+    When anything fails, what `inspect` raises too, there is none.
 
     All of the group lie behind the snapshot, so the state in them is not needed any more. Raises as `segments.build`.
     """
@@ -94,5 +96,6 @@ def merge(
     if meta.last != group[-1].last:
         raise StorageFailed(f"{group[-1].path} says of itself that it ends at position {meta.last}.")
     merged = directory.segment_file(meta.first, meta.last, checksum)
+    inspect(merged, temporary)
     segments.publish(directory, temporary, merged.path, "merge")
     return merged

@@ -39,6 +39,10 @@ _fields = msgspec.structs.astuple
 _entry: msgspec.msgpack.Decoder[Entry] = msgspec.msgpack.Decoder(Entry)
 
 
+Inspect = Callable[[SegmentFile, str], None]
+"""Is given a finished segment, and the temporary name that it still has."""
+
+
 class Interrupted(Exception):
     """The work was asked to end before it was done; nothing of it remains."""
 
@@ -97,10 +101,19 @@ class Meta(NamedTuple):
 NO_META = Meta(0, 0, 0, 0, 0, 0, 0, "", "")
 
 
+def _as_it_is(*_: object) -> None:
+    """Nothing is asked of a file before it is published."""
+
+
 def build(
-    directory: DataDirectory, journal: JournalFile, connection: duckdb.DuckDBPyConnection, pace: Pace
+    directory: DataDirectory,
+    journal: JournalFile,
+    connection: duckdb.DuckDBPyConnection,
+    pace: Pace,
+    inspect: Inspect = _as_it_is,
 ) -> SegmentFile:
-    """Make the journal's segment, durable under its name. The journal is left as it is.
+    """Make the journal's segment, durable under its name. The journal is left as it is, and when anything fails, what
+    `inspect` raises too, there is no segment.
 
     Raises StorageFailed when the journal or what was made of it is not right; OSError and duckdb.Error when the disk
     or the memory does not allow it now; Interrupted.
@@ -132,6 +145,7 @@ def build(
     temporary = os.path.join(directory.path, f"segment-{journal.first:020}.duckdb.tmp")
     checksum = make_file(directory.ops, connection, temporary, "segment", meta, reader.end, fill)
     segment = directory.segment_file(journal.first, reader.position, checksum)
+    inspect(segment, temporary)
     publish(directory, temporary, segment.path, "segment")
     return segment
 
@@ -321,11 +335,23 @@ def make_file(
 
 
 def publish(directory: DataDirectory, temporary: str, path: str, kind: str) -> None:
-    """Give a finished file its name, durably."""
+    """Give a finished file its name, durably.
+
+    Raises OSError when it does not have it, so that it can be made again, and StorageFailed when that is not known: a
+    file that the store does not know of would be beside others with the same messages.
+    """
     directory.ops.rename(temporary, path)
     if faultpoints.armed:
         faultpoints.passage(f"{kind}.renamed")
-    directory.ops.sync_directory(directory.path)
+    try:
+        directory.ops.sync_directory(directory.path)
+    except OSError as error:
+        try:
+            directory.ops.unlink(path)
+            directory.ops.sync_directory(directory.path)
+        except OSError:
+            raise StorageFailed(f"Making {path} durable under its name failed: {error}.") from error
+        raise
     if faultpoints.armed:
         faultpoints.passage(f"{kind}.published")
 

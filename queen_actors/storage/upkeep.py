@@ -197,21 +197,10 @@ class Upkeep:
         self, rolled: Rolled, memory_mb: int
     ) -> tuple[SegmentFile, RunIndex, list[list[SealedRun]]]:
         with self._connection(memory_mb) as connection:
-            segment = segments.build(self._directory, rolled.journal, connection, self._pace)
-            if segment.last != rolled.last:
-                raise StorageFailed(
-                    f"{rolled.journal.path} was read to position {segment.last}, and {rolled.last} was committed."
-                )
-            index, runs = self._index(connection, segment)
-            return segment, index, runs
-
-    def _index(
-        self, connection: duckdb.DuckDBPyConnection, segment: SegmentFile
-    ) -> tuple[RunIndex, list[list[SealedRun]]]:
-        index = RunIndex(segment)
-        self.sizes[segment.path] = os.path.getsize(segment.path)
-        duck.attach(connection, segment.path, "indexed")
-        return index, list(read_runs(connection, "indexed", index, self._pace))
+            look = _Look(connection, self._pace, rolled)
+            segment = segments.build(self._directory, rolled.journal, connection, self._pace, look)
+            self.sizes[segment.path] = look.bytes
+            return segment, look.index, look.runs
 
     def _build_snapshot(self, old: SnapshotFile | None, since: Sequence[SegmentFile]) -> SnapshotFile:
         with self._connection() as connection:
@@ -222,8 +211,10 @@ class Upkeep:
     def _build_merged(self, group: Sequence[SegmentFile]) -> tuple[SegmentFile, RunIndex]:
         assert self.snapshot is not None
         with self._connection() as connection:
-            merged = compaction.merge(self._directory, self.snapshot, group, connection, self._pace)
-            return merged, self._index(connection, merged)[0]
+            look = _Look(connection, self._pace)
+            merged = compaction.merge(self._directory, self.snapshot, group, connection, self._pace, look)
+            self.sizes[merged.path] = look.bytes
+            return merged, look.index
 
     def _live(self) -> dict[tuple[int, int], int]:
         assert self.snapshot is not None
@@ -244,6 +235,34 @@ class Upkeep:
                 faultpoints.passage(point)
         if paths:
             self._directory.ops.sync_directory(self._directory.path)
+
+
+class _Look:
+    """Reads what is needed of a new segment before it has its name: from then on it belongs to the log, and nothing
+    may keep the store from knowing it."""
+
+    index: RunIndex
+    runs: list[list[SealedRun]]
+    bytes: int
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, pace: Pace, rolled: Rolled | None = None) -> None:
+        """`rolled`: the journal that the segment has to reach the end of."""
+        self._connection = connection
+        self._pace = pace
+        self._rolled = rolled
+
+    def __call__(self, segment: SegmentFile, path: str) -> None:
+        """Raises StorageFailed, OSError, duckdb.Error, Interrupted."""
+        rolled = self._rolled
+        if rolled is not None and segment.last != rolled.last:
+            raise StorageFailed(
+                f"{rolled.journal.path} was read to position {segment.last}, and {rolled.last} was committed."
+            )
+        self.index = RunIndex(segment)
+        self.bytes = os.path.getsize(path)
+        duck.attach(self._connection, path, "new")
+        self.runs = list(read_runs(self._connection, "new", self.index, self._pace))
+        duck.detach(self._connection, "new")
 
 
 def pieces(runs: Sequence[SealedRun]) -> Iterator[list[SealedRun]]:
