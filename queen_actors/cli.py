@@ -95,8 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--repair",
         action="store_true",
-        help="do what is safe: nothing that was answered is given up, what is changed is kept beside, and the log is not "
-        "touched unless a start would accept it afterwards",
+        help="do what is safe: nothing that was answered is given up, what is changed is kept beside, and the log is "
+        "not touched unless a start would accept it afterwards",
     )
     doctor.set_defaults(command=_doctor)
 

@@ -68,6 +68,7 @@ class Checkup:
         self._look_at_permissions([name for name in names if name not in unfinished], listing)
         self._look_at_leftovers([*unfinished, *(["spill"] if self._is_spill() else [])])
         with tempfile.TemporaryDirectory(prefix="queen-actors-doctor-") as spill:
+            held.spill = os.path.join(spill, "open")  # nothing is made in the directory itself
             sealed = SealedCheckup(listing, self.found, spill)
             sealed.run()
             tail = TailCheckup(listing, self.found, sealed, self._note_entry)
