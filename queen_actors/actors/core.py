@@ -9,6 +9,7 @@ from queen_actors.config import Settings
 from queen_actors.domain import effects as fx
 from queen_actors.domain.partition import PartitionState
 from queen_actors.domain.queue import QueueState, implicit
+from queen_actors.errors import StorageFull
 from queen_actors.ports import Clock, Ids, Store
 
 from .cipher import Cipher
@@ -103,7 +104,7 @@ class Core:
 
     async def seen(self, look: Callable[[], Awaitable[T]]) -> T:
         """What `look` finds, which may await on its way, when that is durable. When the state was read again meanwhile,
-        it may have seen what was refused, or have stumbled over what is gone: it looks again."""
+        or has to be, it may have seen what was refused, or have stumbled over what is gone: it looks again."""
         while True:
             await self.turn()
             reloads = self.log.reloads
@@ -113,9 +114,21 @@ class Core:
                 if reloads == self.log.reloads:
                     raise
                 continue  # whatever it was, it was of a state that is no more
-            if reloads == self.log.reloads:
-                await self.log.durable()
+            if await self.kept(reloads):
                 return found
+
+    async def kept(self, reloads: int) -> bool:
+        """Return True when it is durable what was seen after the state had been read again so often; False when some of
+        it was refused, or may have been: who only looks is not refused for that, but looks again after a `turn`."""
+        if reloads != self.log.reloads:
+            return False
+        try:
+            await self.log.durable()
+        except StorageFull:
+            if reloads == self.log.reloads:
+                raise
+            return False
+        return True
 
     def commit(self, draft: Draft, *, urgent: bool = False) -> None:
         """Hand a decided step to the log and apply it, in one go; `log.durable()` tells when it survives a crash.

@@ -8,7 +8,7 @@ from queen_actors.domain import kv as rules
 from queen_actors.domain.effects import KvDropped, KvPut
 from queen_actors.domain.kv import KvOp, KvResult, Precondition
 from queen_actors.domain.locks import parse_permit_key
-from queen_actors.errors import QueenError
+from queen_actors.errors import QueenError, StorageFull
 from queen_actors.values import LOCKS_NAMESPACE, SECOND
 
 from .agenda import Agenda
@@ -40,12 +40,17 @@ class Keys:
 
     async def call(self, ops: Sequence[KvOp]) -> list[KvResult] | Precondition:
         """One atomic step at one instant: all applied writes of it, or, when a `required` op loses, none (2.8, 2.9)."""
-        await self._core.turn(keys_of(ops) if self._core.turns.busy else ())
-        draft = Draft(self._core)
-        reply = self.decide(draft, ops)
-        self._core.commit(draft)
-        await self._core.log.durable()
-        return reply
+        while True:
+            await self._core.turn(keys_of(ops) if self._core.turns.busy else ())
+            draft = Draft(self._core)
+            reply = self.decide(draft, ops)
+            self._core.commit(draft)
+            try:
+                await self._core.log.durable()
+                return reply
+            except StorageFull:
+                if draft.effects:
+                    raise  # else what was refused is another's, and was seen: it looks again
 
     def decide(self, draft: Draft, ops: Sequence[KvOp]) -> list[KvResult] | Precondition:
         """What the call comes to; the effects and the versions that they take go into the draft."""

@@ -18,7 +18,7 @@ from queen_actors import limits
 from queen_actors.domain import locks as rules
 from queen_actors.domain.effects import KvDropped, KvPut
 from queen_actors.domain.locks import Acquire, LockOp, LockResult, Release, Renew, permit_key
-from queen_actors.errors import Overloaded, QueenError, Unavailable
+from queen_actors.errors import Overloaded, QueenError, StorageFull, Unavailable
 from queen_actors.values import LOCKS_NAMESPACE, SECOND
 
 from .core import Core, Draft
@@ -30,12 +30,13 @@ RETRY_SECONDS = 0.5
 
 
 class _Waiter:
-    """One place in a line. `done` is set with `result` when the permit is granted, which the log has at `position` (see
-    `Log.durable` for `reloads`); without it when the wait is over before its time."""
+    """One place in a line, which `number` gives. `done` is set with `result` when the permit is granted, which the log
+    has at `position` (see `Log.durable` for `reloads`); without it when the wait is over before its time."""
 
-    __slots__ = ("done", "op", "permits", "position", "reloads", "result", "session")
+    __slots__ = ("done", "number", "op", "permits", "position", "reloads", "result", "session")
 
-    def __init__(self, op: Acquire, permits: Permits | None, session: bool) -> None:
+    def __init__(self, number: int, op: Acquire, permits: Permits | None, session: bool) -> None:
+        self.number = number
         self.op = op
         self.permits = permits
         self.session = session
@@ -63,6 +64,8 @@ class Locks:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._lines: dict[str, _Line] = {}
+        self._waited = 0
+        """How many have asked for a place in a line."""
         self._holders: dict[str, dict[Permits, None]] = {}
         """Who is to be told of the permit of this key."""
         self._moved: dict[str, None] = {}
@@ -97,29 +100,39 @@ class Locks:
         """
         core = self._core
         await core.turn([("lock", op.name)])
+        deadline = trio.current_time() + wait / SECOND
         (result,) = self._step([op], holding.get(), session=session)
-        waiter = _Waiter(op, holding.get(), session)
+        self._waited += 1
+        waiter = _Waiter(self._waited, op, holding.get(), session)
         if not result.ok and wait > 0:
-            result = await self._wait(waiter, wait)
-        try:
-            if waiter.result is None:
-                await core.log.durable()
-            else:
-                await core.log.durable(waiter.position, waiter.reloads)
-        except trio.Cancelled:
-            self._unwanted(op, result, holding.get())
-            raise
-        return result
+            if len(self._lines.get(op.name, ())) >= limits.LOCK_WAITERS:
+                raise Overloaded(f"{limits.LOCK_WAITERS} wait for the lock {op.name!r} already")
+            result = await self._wait(waiter, deadline)
+        while True:
+            try:
+                if waiter.result is None:
+                    await core.log.durable()
+                else:
+                    await core.log.durable(waiter.position, waiter.reloads)
+                return result
+            except StorageFull:
+                if waiter.result is None or trio.current_time() >= deadline:
+                    raise
+            except trio.Cancelled:
+                self._unwanted(op, result, holding.get())
+                raise
+            waiter.done, waiter.result = trio.Event(), None  # it waits on, whosever write it was that was refused
+            self._moved[op.name] = None
+            self._work.unpark_all()
+            result = await self._wait(waiter, deadline)
 
-    async def _wait(self, waiter: _Waiter, wait: int) -> LockResult:
+    async def _wait(self, waiter: _Waiter, deadline: float) -> LockResult:
         core, op = self._core, waiter.op
-        if len(self._lines.get(op.name, ())) >= limits.LOCK_WAITERS:
-            raise Overloaded(f"{limits.LOCK_WAITERS} wait for the lock {op.name!r} already")
         if not self._is_over(waiter):
-            self._lines.setdefault(op.name, OrderedDict())[waiter] = None
+            self._enter(waiter)
             tell_decided(parked=True)
             try:
-                with trio.move_on_after(wait / SECOND):
+                with trio.move_on_at(deadline):
                     await waiter.done.wait()
             except trio.Cancelled:
                 self._unwanted(op, waiter.result, waiter.permits)
@@ -140,6 +153,16 @@ class Locks:
 
     def _is_over(self, waiter: _Waiter) -> bool:
         return self._closed or (waiter.permits is not None and waiter.permits.stopped)
+
+    def _enter(self, waiter: _Waiter) -> None:
+        """Stand in line, at the place of before if it has stood there."""
+        name = waiter.op.name
+        line = self._lines.setdefault(name, OrderedDict())
+        back = bool(line) and next(reversed(line)).number > waiter.number
+        line[waiter] = None
+        if back:
+            for each in sorted(line, key=lambda other: other.number):
+                line.move_to_end(each)
 
     def _leave(self, waiter: _Waiter) -> None:
         line = self._lines.get(waiter.op.name)

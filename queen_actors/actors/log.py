@@ -40,16 +40,24 @@ class Deferral:
 
     `position` is 0 while there is nothing to wait for; `reloads` is how often the state had been read again by then,
     and `log` which log it is. `undo` takes back what is of no use to a caller who is gone; one who is `firm` must be
-    told all the same.
+    told all the same. A call that waits leaves in `asked` when it came (an instant, and by Trio's clock): when what it
+    decided is refused, it is to be made `again`, and waits on.
     """
 
-    __slots__ = ("firm", "log", "position", "reloads", "undo")
+    __slots__ = ("asked", "firm", "log", "position", "reloads", "undo")
 
     def __init__(self) -> None:
         self.log: Log | None = None
         self.position = 0
         self.reloads = 0
         self.undo: Callable[[], None] | None = None
+        self.firm = False
+        self.asked: tuple[int, float] | None = None
+
+    def again(self) -> None:
+        """What was decided is void; the call is made once more, as of when it came."""
+        self.position = 0
+        self.undo = None
         self.firm = False
 
 
@@ -95,6 +103,8 @@ class Log:
         self._closed: QueenError | None = None
         """Nothing is taken in any more, and this is why; what was taken in is on its way still."""
         self._lookers: dict[Callable[[], bool], None] = {}
+        self._looking: dict[Callable[[], bool], None] = {}
+        """While they are called: those who have looked and will again, and those whose turn is still to come."""
         self.on_commit: list[Callable[[int], None]] = []
         """Told, with the position, each time that more is durable, before anybody's reply leaves."""
 
@@ -176,6 +186,10 @@ class Log:
             raise copy(self._failure)
         later = deferral.get()
         if later is not None:
+            if later.position and later.reloads != self.reloads:  # what came before is of a numbering that is over
+                if later.position > self.reached(later.reloads):
+                    raise copy(self._refusal)
+                later.position = 0
             if wanted > self.committed:
                 if not later.position:
                     later.log, later.reloads = self, self.reloads
@@ -212,6 +226,7 @@ class Log:
     def unlook(self, look: Callable[[], bool]) -> None:
         """Whoever looked is gone."""
         self._lookers.pop(look, None)
+        self._looking.pop(look, None)
 
     def reached(self, reloads: int) -> int:
         """Up to where those positions are durable that were given out after so many reloads."""
@@ -286,8 +301,12 @@ class Log:
         self._drop(failure)
 
     def _let_look(self) -> None:
-        lookers, self._lookers = self._lookers, {}
-        self._lookers |= {look: None for look in lookers if look()}
+        self._looking, self._lookers = self._lookers, {}  # which holds those who come meanwhile: see `awaited`
+        for look in list(self._looking):
+            if look in self._looking and not look():
+                self._looking.pop(look, None)
+        self._lookers |= self._looking
+        self._looking = {}
 
     def _take(self) -> tuple[list[Entry], int]:
         group: list[Entry] = []

@@ -21,7 +21,7 @@ from queen_actors.values import MILLISECOND, QUEUE_MODE, SECOND
 
 from .acks import Acks
 from .core import Core, Draft
-from .log import tell_decided
+from .log import deferral, tell_decided
 from .partition import Producers, offset_at
 from .queue import GroupIndex, Waiter, claimable_at
 from .ready import Ready
@@ -62,6 +62,12 @@ class _Call(Struct):
     waiter: Waiter | None = None
     woken: bool = False
 
+    def forget(self) -> None:
+        """Time has gone by since it was loaded what was."""
+        self.records.clear()
+        self.starts.clear()
+        self.loaded = False
+
 
 class _Budget(Struct):
     """What one pop may still take."""
@@ -101,17 +107,35 @@ class Pops:
         A pop that waits, and that finds less than it may take, is held until `minPopWaitTime` of the queue after it
         began (of several queues the longest), so that one answer carries more; never beyond its own wait.
         """
-        reply = await self._decided(self._call(request, limits.POP_BYTES))
-        await self._durable([reply])
-        return reply
+        call = self._call(request, limits.POP_BYTES)
+        while True:
+            reply = await self._decided(call)
+            try:
+                await self._durable([reply])
+                return reply
+            except StorageFull:
+                if not request.wait:
+                    raise
+                call.forget()  # it waits on, whosever write it was that was refused
 
     async def pops(self, request: PopRequest, messages: int) -> list[PopReply]:
         """A pop as above, of `request.batch` or what is left of `messages`; then more of them, as long as they find
         something at once, are not many bytes, and no other caller looks for it. All of them wait for one commit. A
         caller who is cancelled holds none of their leases."""
         call = self._call(_at_most(request, messages), limits.POP_BYTES)
+        while True:
+            replies = self._more(request, messages, await self._decided(call))
+            try:
+                await self._durable(replies)
+                return replies
+            except StorageFull:
+                if not request.wait:
+                    raise
+                call.forget()
+
+    def _more(self, request: PopRequest, messages: int, first: PopReply) -> list[PopReply]:
         room = limits.POPS_AT_ONCE_BYTES
-        replies = [await self._decided(call)]
+        replies = [first]
         with suppress(QueenError):  # what it has got, it has; what was refused it is told when it asks again
             while (claims := replies[-1].claims) and len(replies) < limits.POPS_AT_ONCE:
                 messages -= sum([len(claim.records) for claim in claims])
@@ -126,16 +150,19 @@ class Pops:
                 replies.append(found)
         if len(replies) > 1 and not replies[-1].claims:
             replies.pop()
-        await self._durable(replies)
         return replies
 
     def _call(self, request: PopRequest, room: int) -> _Call:
-        began = trio.current_time()
+        since, began = self._core.clock.now(), trio.current_time()
+        if request.wait and (later := deferral.get()) is not None:
+            since, began = later.asked = later.asked or (since, began)
         deadline = inf if request.wait >= rules.FOREVER else began + request.wait / SECOND
-        return _Call(request, self._core.clock.now(), began, deadline, room, None, {}, {})
+        return _Call(request, since, began, deadline, room, None, {}, {})
 
     async def _decided(self, call: _Call) -> PopReply:
         """The claims of a pop, which nobody may see before they are durable. No checkpoint behind them."""
+        if call.waiter is not None:  # what it had claimed was refused
+            self.ready.waiters.enter(call.waiter)
         try:
             while True:
                 await self._core.turn()
@@ -212,9 +239,7 @@ class Pops:
             waiters.step_out(call.waiter)
             # one that is held knows of messages: when it goes, the next in line may have them
             call.woken = call.waiter.event.is_set() or call.held is not None
-        call.records.clear()
-        call.starts.clear()
-        call.loaded = False
+        call.forget()
 
     def _pass_on(self, request: PopRequest) -> None:
         for queue in self._targets(request):
@@ -238,13 +263,18 @@ class Pops:
         """
         request, core = call.request, self._core
         call.held = None
+        if request.session is not None and not self._acks.is_open(request.session):
+            call.deadline = 0.0  # nobody is there to lease for: it ends, and whoever is next may have its wake-up
+            if call.woken:
+                self._pass_on(request)
+            return PopReply("", request.group, ())
         draft = Draft(core)
         lease_id = "" if request.auto_ack else core.ids.uuid(draft.now)
         budget = _Budget(request.partitions or 1, request.batch, call.room)
         claims: list[Claim] = []
         wanted: list[_Wanted] = []
         conflating = conflict = False
-        for queue in self._consumed(draft, request):
+        for queue in self._consumed(draft, call):
             group = self._register(draft, queue, call)
             conflict = conflict or not group.conflation
             if group.conflation and not conflating:
@@ -295,9 +325,11 @@ class Pops:
         until = min(call.began + pause * MILLISECOND / SECOND, call.deadline)
         return None if self._over(until) else until
 
-    def _consumed(self, draft: Draft, request: PopRequest) -> list[QueueState]:
-        """The queues that this try looks at: by discovery, each time with another one first."""
-        if request.queue is not None and request.partition is None and request.create:
+    def _consumed(self, draft: Draft, call: _Call) -> list[QueueState]:
+        """The queues that this try looks at: by discovery, each time with another one first. Who asks makes the queue;
+        who has waited does not bring back one that was deleted meanwhile."""
+        request = call.request
+        if request.queue is not None and request.partition is None and request.create and call.waiter is None:
             return [draft.queue(request.queue)]
         targets = self._targets(request)
         self._rounds += 1
@@ -445,12 +477,13 @@ class Pops:
 
     @staticmethod
     def _newest_visible(partition: PartitionState, head: int, queue: QueueState, now: int) -> int:
-        """For a conflating group: the last message whose delay is over."""
+        """For a conflating group: the last message whose delay is over. What lies before those that are remembered is
+        older than any delay."""
         delay = queue.options.delayed_processing_seconds * SECOND
         if not delay:
             return partition.next_offset - 1
         after = offset_at(partition, now - delay + 1)
-        return head if after is None else max(after - 1, head)
+        return max((partition.base if after is None else after) - 1, head)
 
     def _records(
         self, partition: PartitionState, first: int, count: int, size: int, call: _Call

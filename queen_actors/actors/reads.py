@@ -25,6 +25,7 @@ from queen_actors.values import QUEUE_MODE, SECOND
 
 from .arrivals import Arrivals
 from .core import Core
+from .log import deferral
 from .partition import Producers, offset_at
 
 STEP = 500
@@ -46,10 +47,15 @@ class Reads:
 
         Waits up to `wait` microseconds until there are at least `min_bytes` of payload.
         """
-        deadline = trio.current_time() + wait / SECOND
+        later, asked = deferral.get(), trio.current_time()
+        if later is not None and wait:  # when it is made again, it waits until it would have
+            _, asked = later.asked = later.asked or (0, asked)
+        deadline = asked + wait / SECOND
         with self._arrivals.watch(entry.queue for entry in entries) as watch:
             while True:
                 watch.clear()
+                if later is not None:
+                    later.position = 0  # of what it saw the last time nothing is told
                 found = await self._core.seen(lambda: self._fetch(entries, max_bytes))
                 size = sum(len(record.payload) for answer in found for record in answer.records)
                 enough = size >= min_bytes or any(answer.error for answer in found)

@@ -91,8 +91,7 @@ class Tail:
                 await self._core.turn()
                 reloads = self._core.log.reloads
                 positions = await self._scan()
-                await self._core.log.durable()
-                if reloads == self._core.log.reloads:
+                if await self._core.kept(reloads) and reloads == self._core.log.reloads:
                     return positions
                 self._behind.clear()
         except TooLarge:
@@ -236,8 +235,7 @@ class Tail:
             kept = Kept(wanted, count, tuple(found) if shared else found, moves)
             if shared and found and losses == self._tails.losses:
                 self._tails.keep(self.terms.queue, kept)  # whoever takes it waits as well until it is durable
-        await self._core.log.durable()
-        if self._core.log.reloads != reloads:
+        if not await self._core.kept(reloads) or self._core.log.reloads != reloads:
             return []
         for pid, after in kept.moves:
             self._move(pid, after)

@@ -97,12 +97,12 @@ class Watch:
             try:
                 begun = self._begin()
             except TooLarge:
-                await core.log.durable()
-                raise
+                if await core.kept(reloads):
+                    raise
+                continue
             self._watches.add(self)
             try:
-                await core.log.durable()
-                if core.log.reloads == reloads:
+                if await core.kept(reloads) and core.log.reloads == reloads:
                     return begun
             except BaseException:
                 self.close()
@@ -186,8 +186,8 @@ class Watch:
                 await self._news.park()
             await self._core.turn()
             self._taken = taken = self._taken or self._take()
-            await self._core.log.durable()
-            if self._taken is taken:  # else the state was read again meanwhile
+            kept = await self._core.kept(self._core.log.reloads)
+            if kept and self._taken is taken:  # else the state was read again meanwhile
                 self._taken = None
                 return [taken]
 

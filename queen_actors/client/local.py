@@ -15,7 +15,7 @@ from queen_actors.actors.tail import Gap, Tail
 from queen_actors.api import Api, Request
 from queen_actors.broker import Broker
 from queen_actors.domain.subscription import Terms
-from queen_actors.errors import QueenError, Unavailable
+from queen_actors.errors import Overloaded, QueenError, StorageFull, Unavailable
 from queen_actors.values import QUEUE_MODE
 from queen_actors.wire.delivery import render_gap, render_tail
 from queen_actors.wire.frames import encode as encode_structs
@@ -94,7 +94,7 @@ class LocalFeed:
                 try:
                     with self._running:
                         while True:
-                            for delivery in await subscription.next():
+                            for delivery in await _again(subscription.next):
                                 claim = delivery.claim
                                 shaped = messages_of(claim, delivery.lease_id, delivery.group, timer_keys=True)
                                 messages = decode(encode_structs(shaped))
@@ -198,10 +198,12 @@ class LocalStream:
 
 
 async def _again(ask: Callable[[], Awaitable[T]]) -> T:
-    """While the broker reads its state again after a full disk, ask again."""
+    """While the broker is overloaded, its disk is full, or it reads its state again after that, ask again."""
     while True:
         try:
             return await ask()
+        except (Overloaded, StorageFull):
+            pass
         except Unavailable as error:
             if error.code != "retry":
                 raise

@@ -25,7 +25,7 @@ from queen_actors.api import Reply, Request
 from queen_actors.api.app import no_answer
 from queen_actors.api.errors import error_reply
 from queen_actors.api.messages import JSON, NO_BODY, value_reply
-from queen_actors.errors import Overloaded, QueenError
+from queen_actors.errors import Overloaded, QueenError, StorageFull
 
 from .connection import Connection
 from .deferring import durable, rest_of
@@ -271,12 +271,17 @@ class _Talk:
             await trio.lowlevel.checkpoint()
         return True
 
-    async def _durable(self, head: Head, request: Request, reply: Reply, later: Deferral) -> Reply:
-        """The reply, or what is said in its place, when the log has what it says, or never will have it."""
+    async def _durable(self, head: Head, request: Request, reply: Reply, later: Deferral) -> Reply | None:
+        """The reply, or what is said in its place, when the log has what it says, or never will have it; None when that
+        was refused, and the request is one that waits on: it is to be made again."""
         api = self._lane.intake.api
         try:
             await durable(later, partial(self._leave, head, reply))
         except QueenError as refusal:
+            if later.asked is not None and isinstance(refusal, StorageFull):
+                api.unanswered(request, reply)
+                later.again()
+                return None
             return api.revoke(request, reply, refusal)
         except trio.Cancelled:
             if later.undo is not None:
@@ -306,17 +311,21 @@ class _Talk:
         descriptor = self._connection.descriptor
         try:
             with trio.CancelScope() as self._poll:
-                polling = self._lane.intake.api.handle(request)
-                try:
-                    trap = polling.send(None)
-                except StopIteration as decided_at_once:
-                    reply: Reply = decided_at_once.value
-                else:
-                    self._watch()
-                    reply = await rest_of(polling, trap)
-                if later is None or not later.position:
-                    return reply
-                return await self._durable(head, request, reply, later)
+                answer: Reply | None = None
+                while answer is None:
+                    polling = self._lane.intake.api.handle(request)
+                    try:
+                        trap = polling.send(None)
+                    except StopIteration as decided_at_once:
+                        reply: Reply = decided_at_once.value
+                    else:
+                        if self._unwatched:
+                            self._watch()
+                        reply = await rest_of(polling, trap)
+                    if later is None or not later.position:
+                        return reply
+                    answer = await self._durable(head, request, reply, later)
+                return answer
         finally:
             self._unwatched = False
             if self._lane.hangups is not None:

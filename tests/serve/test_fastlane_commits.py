@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
+import serve_kit
 import trio
 import trio.testing
 from serve_kit import Peer, Running, server
@@ -53,6 +55,66 @@ async def test_a_refused_commit_is_told_in_the_place_of_the_reply(autojump_clock
         statuses.append(await push(peer, 3))
         assert statuses == [507, 201]
         assert await answered(house, "/api/v1/push") == {201: 2, 507: 1}
+
+
+PINNED = "/api/v1/pop/queue/q/partition/p?consumerGroup=g&subscriptionMode="
+LONG = {
+    "group": f"{PINNED}new&wait=true&timeout=25000",
+    "autoAck": f"{PINNED}all&wait=true&timeout=25000&autoAck=true",
+    "fetch": "/api/v1/fetch",
+}
+"""What waits up to 25 s for a message."""
+
+
+@pytest.mark.parametrize("woken_by", ["p", "another"])
+@pytest.mark.parametrize("kind", LONG)
+async def test_who_waits_is_not_refused_with_the_push_that_woke_him(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, kind: str, woken_by: str
+) -> None:
+    """A long poll waits on as of when it came, and is answered, and counted, once; a wait that ends on a full disk ends
+    in its time with nothing."""
+    monkeypatch.setattr(serve_kit, "MemoryStore", partial(MemoryStore, True))
+    answers: list[tuple[int, bytes, float]] = []
+    async with server(memory=True) as house:
+        waiting, other = await house.connect(), await house.connect()
+
+        async def put(partition: str, payload: int) -> int:
+            item = {"queue": "q", "partition": partition, "payload": payload}
+            return (await other.json("POST", "/api/v1/push", {"items": [item]}))[0]
+
+        async def poll(offset: int) -> None:
+            entry = {"queue": "q", "partition": "p", "offset": offset}
+            fetch = {"entries": [entry], "maxWaitMs": 25000, "minBytes": 1} if kind == "fetch" else None
+            status, _, body = await waiting.request("GET" if fetch is None else "POST", LONG[kind], fetch)
+            answers.append((status, body, trio.current_time()))
+
+        assert await put("p", 1) == 201
+        if kind == "autoAck":
+            assert (await other.request("GET", f"{PINNED}all&autoAck=true"))[0] == 200
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(poll, 1)
+            await trio.sleep(1)
+            house.faults.full = True
+            assert await put(woken_by, 2) == 507
+            await trio.sleep(3)
+            assert answers == []
+            house.faults.full = False
+            await trio.sleep(3)
+            assert await put("p", 3) == 201
+        ((status, body, _),) = answers
+        assert status == 200
+        assert b'"payload":3' in body or b'"data":3' in body
+        assert b":2," not in body.replace(b'"highWatermark":2', b"")
+        route = LONG[kind].partition("?")[0].replace("/q/partition/p", "/*queue/partition/*partition")
+        assert (await answered(house, route))[200] == 1 + (kind == "autoAck")
+        answers.clear()
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(poll, 2)
+            await trio.sleep(1)
+            house.faults.full = True
+            assert await put("p", 4) == 507
+        assert answers[0][2] == pytest.approx(began + 25, abs=0.1)
 
 
 async def test_a_call_that_took_too_long_was_not_answered(autojump_clock: trio.testing.MockClock) -> None:
