@@ -341,6 +341,10 @@ class Acks:
         for lease_id in sorted(leases):
             self._owe(lease_id)
 
+    def is_open(self, session: str) -> bool:
+        """Is the connection there still?"""
+        return session in self._sessions
+
     def holds(self) -> list[_HoldKey]:
         """(partition, group) of every lease that lives with a connection."""
         return sorted(self._held)

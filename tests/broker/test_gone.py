@@ -1,0 +1,58 @@
+"""What is gone stays gone, although somebody waits for it, looks at it, or was about to be told of it."""
+
+from __future__ import annotations
+
+import trio
+from broker_kit import SECOND, cursor, during, pop, push, started, txns
+
+from queen_actors.domain.cursor import LeaseEnd, PopRequest
+from queen_actors.errors import StorageFull
+from queen_actors.storage.memory import MemoryStore
+
+FOREVER = 1000 * SECOND
+
+
+async def test_a_pop_that_waits_brings_no_deleted_queue_back(autojump_clock: object) -> None:
+    """Neither when its wait is over nor when it is woken; the next call makes the queue again, as a first one does."""
+    async with started() as broker:
+        found = await during(lambda: pop(broker, "gone", wait=10), lambda: broker.delete_queue("gone"))
+        assert found.claims == ()
+        assert trio.current_time() >= 10
+        assert await broker.queue_view("gone") is None
+        await pop(broker, "gone")
+        assert await broker.queue_view("gone") is not None
+
+
+async def test_a_pop_that_waits_finds_what_comes_into_a_queue_made_anew(autojump_clock: object) -> None:
+    """It waits for the name: what is pushed under it after the deletion is its to take."""
+    async with started() as broker:
+
+        async def anew() -> None:
+            await broker.delete_queue("q")
+            await trio.sleep(1)
+            await push(broker, "m")
+
+        assert txns(await during(lambda: pop(broker, "q", wait=10), anew)) == ["m"]
+        assert trio.current_time() < 10
+
+
+async def test_who_is_gone_claims_nothing(autojump_clock: object) -> None:
+    """A connection was closed while it waited for messages: they go to the next in line, at once."""
+    async with started() as broker:
+        ends: list[LeaseEnd] = []
+        session = broker.open_session(ends.append)
+        replies: list[tuple[str, list[str]]] = []
+
+        async def wait(name: str, request: PopRequest) -> None:
+            replies.append((name, txns(await broker.pop(request))))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait, "gone", PopRequest(queue="q", group="g", wait=FOREVER, session=session))
+            await trio.sleep(1)
+            nursery.start_soon(wait, "next", PopRequest(queue="q", group="g", wait=FOREVER))
+            await trio.sleep(1)
+            await broker.close_session(session)
+            await push(broker, "m")
+        assert sorted(replies) == [("gone", []), ("next", ["m"])]
+        assert trio.current_time() < 3
+        assert ends == []
