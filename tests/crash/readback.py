@@ -36,7 +36,7 @@ async def read_back(world: World, port: int, *, whole: bool = False) -> None:
                 await peer.call("kv", {"operations": [{"op": "get", "ns": ns, "key": key} for key in keys]})
         counters = [{"op": "get", "ns": "counters", "key": key} for key in COUNTERS]
         await peer.call("kv", {"operations": counters})
-        for ns, prefix in (("races", "r"), ("done", "m"), ("guarded", "l"), ("guarded", "s")):
+        for ns, prefix in (("races", "r"), ("done", "m"), ("guarded", "l"), ("guarded", "s"), ("pairs", "p")):
             await _prefix(peer, ns, prefix)
         for names in (LOCKS, SOCKET_LOCKS):
             await peer.call("locks", {"operations": [{"op": "get", "name": name} for name in names]})
