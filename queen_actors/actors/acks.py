@@ -296,7 +296,11 @@ class Acks:
 
     def withdraw(self, lease_id: str) -> None:
         """The messages of this lease could not be handed over, and nobody is told of it: as if never claimed."""
-        for key in self._core.directory.leases.get(lease_id, ()):
+        if self._core.log.reloading:  # there is no telling what is under it, but for what sessions hold
+            keys = [key for key, hold in self._held.items() if hold.lease_id == lease_id]
+        else:
+            keys = list(self._core.directory.leases.get(lease_id, ()))
+        for key in keys:
             self._let_go(key)
         self._owe(lease_id, rules.withdrawn)
 
@@ -309,6 +313,10 @@ class Acks:
 
     def _owe(self, lease_id: str, rule: Callable[[CursorPut], CursorPut] = rules.released) -> None:
         """Give back now, or, when the disk is full, as soon as there is room."""
+        if self._core.log.reloading:
+            if lease_id:
+                self._owed[lease_id] = rule
+            return
         try:
             if self._give_back(self._cursors(lease_id), rule):
                 self._owing.append((self._core.log.position, lease_id, rule))

@@ -9,8 +9,8 @@ from queen_actors.storage.memory import MemoryStore
 
 
 async def test_a_delay_hides_no_newer_message_that_is_sealed(autojump_clock: object) -> None:
-    """Of what is sealed and out of the index the last one is the newest that is visible, while what is remembered is too
-    young; not the oldest, and each one behind it after that."""
+    """Of what is sealed and out of the index the last one is the newest that is visible, while what is remembered is
+    too young; not the oldest, and each one behind it after that."""
     store = MemoryStore(retain=True)
     async with started(store, record_cache_bytes=0) as broker:
         await configure(broker, delayed_processing_seconds=10, dedup_window_seconds=60)

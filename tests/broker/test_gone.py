@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
-from broker_kit import SECOND, cursor, during, pop, push, started, txns
+from broker_kit import SECOND, during, pop, push, started, txns
 
 from queen_actors.domain.cursor import LeaseEnd, PopRequest
 from queen_actors.errors import StorageFull
+from queen_actors.ports import Recovery
 from queen_actors.storage.memory import MemoryStore
 
 FOREVER = 1000 * SECOND
@@ -55,4 +57,35 @@ async def test_who_is_gone_claims_nothing(autojump_clock: object) -> None:
             await push(broker, "m")
         assert sorted(replies) == [("gone", []), ("next", ["m"])]
         assert trio.current_time() < 3
+        assert ends == []
+
+
+async def test_a_lease_that_is_withdrawn_while_the_state_is_read_again_is_given_back(autojump_clock: object) -> None:
+    """Its messages could not be handed over just when the directory was empty, because the disk had refused somebody
+    else's write: they are free as soon as there is room, not when the lease is over, and this was no delivery."""
+    store = MemoryStore(retain=True)
+    async with started(store) as broker:
+        await push(broker, "m")
+        ends: list[LeaseEnd] = []
+        session = broker.open_session(ends.append)
+        leased = await pop(broker, lease=600 * SECOND, session=session)
+        open_at_once = store.open
+
+        async def slowly(recovery: Recovery) -> object:
+            await trio.sleep(1)
+            return await open_at_once(recovery)
+
+        store.open = slowly  # type: ignore[method-assign, assignment]
+        store.faults.full = True
+        with pytest.raises(StorageFull):
+            await push(broker, "refused")
+        await trio.sleep(0.5)
+        assert broker._core.log.reloading
+        broker._acks.withdraw(leased.lease_id)
+        await trio.sleep(2)
+        store.faults.full = False
+        found = await pop(broker, wait=10)
+        assert txns(found) == ["m"]
+        assert found.claims[0].attempt == 1
+        assert trio.current_time() < 10
         assert ends == []
