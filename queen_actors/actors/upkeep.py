@@ -71,8 +71,8 @@ class Upkeep:
     def _relieve(self) -> None:
         """More partitions are in use than are to be in memory: the least recently used one makes room."""
         pid, _ = self._used.popitem(last=False)
-        self._core.directory.passivate((pid,), light=True)
-        self._windows.pop(pid, None)
+        if self._core.directory.passivate((pid,), light=True):
+            self._windows.pop(pid, None)  # else it is back when `_prune` or `_drop_oldest` have made it little
 
     def _use(self, pid: int) -> None:
         self._used[pid] = self._core.clock.now()
@@ -141,6 +141,8 @@ class Upkeep:
                 self._prune_one(partition)
                 if partition.remembers:
                     self._windows[pid] = now + PRUNE
+                if partition.idle:
+                    self._used.setdefault(pid, now)
 
     def _sweep(self) -> None:
         """The packed ones of the next page, in turns: their windows end while nobody uses them."""
@@ -167,7 +169,8 @@ class Upkeep:
             if pid not in self._used:
                 self._use(pid)
         directory.woken.clear()
-        before = self._core.clock.now() - (0 if everything else IDLE)
+        now = self._core.clock.now()
+        before = now - (0 if everything else IDLE)
         if everything:
             while self._cached:
                 self._drop_oldest()
@@ -183,6 +186,8 @@ class Upkeep:
             self._prune_one(partition)
             if partition.idle:
                 packed.append(pid)
+            else:
+                self._used[pid] = now  # to be looked at again
         count = directory.passivate(packed)
         for pid in packed:
             self._windows.pop(pid, None)
