@@ -12,7 +12,7 @@ from pathlib import Path
 
 import trio
 
-from .deaf import Deaf, resident
+from .deaf import COST_BYTES, Deaf, resident
 from .history import History
 from .node import Node
 from .peer import Lost, connected
@@ -30,7 +30,8 @@ NOISE_BYTES, CYCLE_BYTES = 1 << 20, 1 << 10
 """What the second half of the cycles may add to the memory that the first half has left: the allocator's noise, and so
 much for each of them; what keeps a connection's buffers leaves more."""
 DEAF_CYCLES = 480
-"""From so many on the stop at the end comes while there is a consumer that never reads: it takes some seconds more."""
+"""From so many on it is also tried what a consumer that never reads costs, and the stop at the end comes while there is
+one: that takes 20 s and more."""
 
 
 def _descriptors(pid: int) -> int:
@@ -42,7 +43,7 @@ class Drop:
 
     def __init__(self, port: int, chance: random.Random) -> None:
         self._port = port
-        self._chance = chance
+        self.chance = chance
         self._serial = 0
         self._ways: list[Callable[[], Awaitable[None]]] = [
             self._tcp,
@@ -66,7 +67,7 @@ class Drop:
         if sent:
             await stream.send_all(sent)
         await trio.sleep(seconds)
-        if self._chance.random() < 0.5:
+        if self.chance.random() < 0.5:
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         await trio.aclose_forcefully(stream)
 
@@ -84,7 +85,7 @@ class Drop:
         await self._raw(b"GET /api/v1/pop/queue/empty?" + query + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 0.02)
 
     def _handshake(self) -> bytes:
-        key = base64.b64encode(self._chance.randbytes(16))
+        key = base64.b64encode(self.chance.randbytes(16))
         head = b"GET /api/v1/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         return head + b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + key + b"\r\n"
 
@@ -140,7 +141,8 @@ async def churn(directory: Path, summary: Summary, cycles: int) -> None:
         summary.counts["connect_and_drop"] += cycles
         summary.counts["memory_grown_kib"] += max(0, grown) // 1024
         if cycles >= DEAF_CYCLES:
-            await Deaf(node, summary, random.Random(summary.seed)).stop()
+            await Deaf(node, summary, drop.chance).run(COST_BYTES)
+            await Deaf(node, summary, drop.chance).stop()
         elif wrong := await trio.to_thread.run_sync(node.stop):
             summary.violations.append(f"after {cycles} clients that came and went a stop {wrong}")
     finally:
