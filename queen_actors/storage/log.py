@@ -82,14 +82,15 @@ class Log:
 
         tail = JournalTail(self.directory, listing.journals, found.position)
         await _pour(worker, tail.chunks(), take)
-        await worker.run(lambda: self._begin(tail))
+        await worker.run(lambda: self._begin(tail, found))
         if self.writer.position > self.writer.first:
             self.dirty_since = trio.current_time()
         instant = max(tail.last_instant, meta.instant)
         return Recovered(tail.counters or meta.counters, tail.position, instant, tail.cut_bytes)
 
-    def _begin(self, tail: JournalTail) -> None:
+    def _begin(self, tail: JournalTail, found: recovery.Plan) -> None:
         tail.finish()
+        recovery.clear(self.directory, found)
         for file in tail.superseded:
             self.directory.ops.unlink(file.path)
         ops, rolled = self.directory.ops, list(tail.kept)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import duckdb
@@ -21,7 +21,7 @@ from queen_actors.domain.effects import Effect
 from queen_actors.errors import DataDirectoryError
 from queen_actors.ports import Recent, SealedRun
 
-from . import duck, schema, segments
+from . import duck, leftovers, schema, segments
 from .directory import DataDirectory, Listing, SegmentFile, SnapshotFile, file_checksum
 from .reader import RunIndex, read_recent, read_runs
 from .segments import Meta, Pace
@@ -44,6 +44,9 @@ class Plan(Struct, frozen=True):
     """Segments of `behind` whose bytes are still to be checked."""
     sizes: dict[str, int]
     """Bytes of each of those files, by path."""
+    left: list[str]
+    """Paths of segments that nothing is read from, because others have what is in them: to be removed, by `clear`, when
+    the whole log could be read."""
 
     @property
     def position(self) -> int:
@@ -58,10 +61,12 @@ class Plan(Struct, frozen=True):
 
 
 def plan(directory: DataDirectory, listing: Listing) -> Plan:
-    """Choose and check the sealed files; leftovers of a merge are removed. Raises DataDirectoryError, OSError."""
+    """Choose and check the sealed files, and see that the journals which they supersede hold nothing else. Nothing is
+    changed. Raises DataDirectoryError, OSError, duckdb.Error."""
     snapshot = _newest_snapshot(listing)
     start = snapshot.last if snapshot else 0
-    files = _without_leftovers(directory, listing.segments)
+    with leftovers.sorting_out(snapshot, directory.spill) as sorting:
+        files, left = sorting.segments(listing.segments)
     behind = [file for file in files if file.last <= start]
     since = [file for file in files if file.last > start]
     position = start
@@ -83,16 +88,21 @@ def plan(directory: DataDirectory, listing: Listing) -> Plan:
             check(file)
         else:
             unchecked.append(file)
-    return Plan(snapshot, behind, since, unchecked, sizes)
+    with leftovers.sorting_out(snapshot, directory.spill) as sorting:
+        sorting.journals([file for file in listing.journals if file.first < position], files)
+    return Plan(snapshot, behind, since, unchecked, sizes, [file.path for file in left])
+
+
+def clear(directory: DataDirectory, found: Plan) -> None:
+    """Remove what is left over, when the whole log has been read without it. Raises OSError."""
+    for path in found.left:
+        directory.ops.unlink(path)
 
 
 def check(file: SegmentFile | SnapshotFile) -> None:
     """Raise DataDirectoryError when the file's bytes are not those that were published."""
     if file_checksum(file.path) != file.checksum:
-        raise DataDirectoryError(
-            f"{file.path} is damaged: its bytes do not have the checksum that its name says. The file is kept as it "
-            "is. Restore it, or the whole data directory, from a backup."
-        )
+        raise leftovers.damaged(file)
 
 
 def _newest_snapshot(listing: Listing) -> SnapshotFile | None:
@@ -109,23 +119,6 @@ def _newest_snapshot(listing: Listing) -> SnapshotFile | None:
     if failure is not None:
         raise failure
     return None
-
-
-def _without_leftovers(directory: DataDirectory, files: Sequence[SegmentFile]) -> list[SegmentFile]:
-    """The segments without those that lie inside a wider one: a merge published that, and then the process ended."""
-    kept: list[SegmentFile] = []
-    for file in sorted(files, key=lambda file: (file.first, -file.last)):
-        if not kept or file.first >= kept[-1].last:
-            kept.append(file)
-        elif file.last <= kept[-1].last:
-            check(kept[-1])
-            directory.ops.unlink(file.path)
-        else:
-            raise DataDirectoryError(
-                f"{kept[-1].path} and {file.path} overlap: one of them does not belong here. Every file is kept as it "
-                "is. Restore the data directory from a backup."
-            )
-    return kept
 
 
 class SealedLog:
@@ -152,10 +145,7 @@ class SealedLog:
             self._require_held(self._attach(self._found.snapshot.path), self._found.snapshot)
         for segment in self._found.since:
             if not segments.read_meta(self._connection, self._attach(segment.path)).journal_bytes:
-                raise DataDirectoryError(
-                    f"{segment.path} holds messages alone, and no snapshot has the state that was in it: a snapshot is "
-                    "missing. Every file is kept as it is. Restore the data directory from a backup."
-                )
+                raise leftovers.without_state(segment)
         return segments.read_meta(self._connection, self._attach(newest.path))
 
     def state(self) -> Iterator[list[Effect]]:

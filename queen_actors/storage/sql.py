@@ -48,10 +48,12 @@ def query(directory: str, sql: str, *, memory_limit_mb: int = 1024) -> tuple[lis
 def _seal(held: DataDirectory, memory_mb: int) -> recovery.Plan:
     """Make segments of the journals that are there; everything that is sealed after it."""
     listing = held.listing()
-    tail = JournalTail(held, listing.journals, recovery.plan(held, listing).position)
+    found = recovery.plan(held, listing)
+    tail = JournalTail(held, listing.journals, found.position)
     for _ in tail.chunks():
         pass
     tail.finish()
+    recovery.clear(held, found)
     for file, last in tail.kept:
         connection = duck.connect(memory_mb, os.path.join(held.spill, "build"))
         try:

@@ -1,0 +1,265 @@
+"""Files that lie over each other at a start: what a death left over goes when the whole log has been read and others
+have all that is in it, and what is of another log is refused with every file kept."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Sequence
+
+import pytest
+import trio
+from storage_kit import Model, Workload, assert_same, entry, kv
+
+from queen_actors.errors import DataDirectoryError
+from queen_actors.storage import DurableStore, compaction, faultpoints
+from queen_actors.storage.sql import query
+
+
+def files(path: pathlib.Path, kind: str) -> list[pathlib.Path]:
+    return sorted(path.glob(f"{kind}-*"))
+
+
+def bounds(file: pathlib.Path) -> tuple[int, int]:
+    _, first, last, _ = file.name.split("-")
+    return int(first), int(last)
+
+
+async def sealed(path: pathlib.Path, seed: int = 1, counts: Sequence[int] = (20,)) -> Workload:
+    """A directory with a segment of so many entries each; the journal of each, as it was, lies in `journals` beside."""
+    store, work = DurableStore(str(path), snapshot_bytes=1), Workload(seed, calm=True)
+    await store.open(Model())
+    for count in counts:
+        await store.commit(work.entries(count))
+        journals = path.with_name("journals")
+        journals.mkdir(exist_ok=True)
+        shutil.copy(files(path, "journal")[-1], journals)
+        await store.seal()
+    await store.close()
+    return work
+
+
+async def merged(
+    path: pathlib.Path, point: str, seed: int = 9, counts: Sequence[int] = (40, 40, 40, 40, 40)
+) -> Workload:
+    """A directory as a death at this point of a merge leaves it, with a segment of so many entries each."""
+    original = path.with_name(f"{path.name}-original")
+    work = await sealed(original, seed, counts)
+    store = DurableStore(str(original), snapshot_bytes=1)
+    await store.open(Model())
+
+    def copy(passed: str) -> None:
+        if passed == point and not path.exists():
+            shutil.copytree(original, path, ignore=shutil.ignore_patterns("spill"))
+
+    assert store._open is not None
+    with faultpoints.watching(copy):
+        await store._open.upkeep.take_snapshot()
+    await store.close()
+    return work
+
+
+@pytest.fixture(autouse=True)
+def few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "MERGE_FILES", 3)
+
+
+async def refused(path: pathlib.Path, match: str) -> None:
+    """An open raises, with this in the sentence, and changes no file; nor does a look by SQL."""
+
+    def contents() -> dict[str, bytes]:
+        return {name: (path / name).read_bytes() for name in os.listdir(path) if name != "LOCK"}
+
+    before = contents()
+    with pytest.raises(DataDirectoryError, match=match):
+        await DurableStore(str(path)).open(Model())
+    assert contents() == before
+    with pytest.raises(DataDirectoryError, match=match):
+        await trio.to_thread.run_sync(query, str(path), "SELECT 1")
+    assert contents() == before
+
+
+async def recovers(path: pathlib.Path, work: Workload) -> None:
+    store, model = DurableStore(str(path)), Model()
+    await store.open(model)
+    await assert_same(store, model, work.model)
+    await store.close()
+
+
+async def test_what_a_merge_left_over_goes_when_all_was_read(tmp_path: pathlib.Path) -> None:
+    """With the snapshot that the merge went by, the merged segment is read, and its parts are removed."""
+    path = tmp_path / "data"
+    work = await merged(path, "merge.published")
+    shutil.copytree(path, tmp_path / "fewer")
+    files(tmp_path / "fewer", "segment")[2].unlink()
+    for copy in (path, tmp_path / "fewer"):
+        await recovers(copy, work)
+        assert [bounds(file) for file in files(copy, "segment")] == [(0, 200)]
+
+
+@pytest.mark.parametrize("how", ["end", "snapshot"])
+async def test_nothing_goes_when_the_start_is_refused(tmp_path: pathlib.Path, how: str) -> None:
+    """A log whose end is lost, or whose snapshot is damaged, keeps what a merge left over."""
+    path = tmp_path / "data"
+    await merged(path, "merge.published")
+    if how == "end":
+        for file in files(path, "journal"):
+            file.unlink()
+        await refused(path, "newest journal")
+    else:
+        (snapshot,) = files(path, "snapshot")
+        data = bytearray(snapshot.read_bytes())
+        data[5000] ^= 1
+        snapshot.write_bytes(data)
+        await refused(path, "is damaged")
+
+
+async def test_without_the_snapshot_the_parts_of_a_merge_are_read(tmp_path: pathlib.Path) -> None:
+    """They alone have the state then, and the messages too: the merged segment goes. Without one of them the state is
+    lost, and all is kept."""
+    path = tmp_path / "data"
+    work = await merged(path, "merge.published")
+    files(path, "snapshot")[0].unlink()
+    shutil.copytree(path, tmp_path / "fewer")
+    files(tmp_path / "fewer", "segment")[2].unlink()
+    await refused(tmp_path / "fewer", "holds messages alone")
+    await recovers(path, work)
+    assert len(files(path, "segment")) == 5
+    await recovers(path, work)
+
+
+@pytest.mark.parametrize("snapshot", [True, False])
+async def test_a_merged_segment_of_another_log_is_refused(tmp_path: pathlib.Path, *, snapshot: bool) -> None:
+    """It has the positions of those that lie inside it, and not their messages."""
+    path, other = tmp_path / "data", tmp_path / "other"
+    work = await merged(path, "merge.published")
+    await merged(other, "merge.published", seed=10)
+    mine, foreign = (next(file for file in files(at, "segment") if bounds(file) == (0, 200)) for at in (path, other))
+    mine.unlink()
+    shutil.copy(foreign, path)
+    if not snapshot:
+        files(path, "snapshot")[0].unlink()
+    await refused(path, "overlap" if snapshot else "holds messages alone")
+    (path / foreign.name).unlink()
+    await recovers(path, work)
+
+
+async def test_segments_of_the_same_positions_are_of_one_log_or_refused(tmp_path: pathlib.Path) -> None:
+    """One of another log is not taken for a leftover; one that was made again of the same journal is."""
+    path, other, again = tmp_path / "data", tmp_path / "other", tmp_path / "again"
+    work = await sealed(path)
+    await sealed(other, seed=2)
+    (mine,), (foreign,) = files(path, "segment"), files(other, "segment")
+    assert bounds(mine) == bounds(foreign)
+    shutil.copy(foreign, path)
+    await refused(path, "overlap")
+    (path / foreign.name).unlink()
+
+    await sealed(again)
+    (same,) = files(again, "segment")
+    assert same.name != mine.name  # DuckDB gives each file an id of its own
+    shutil.copy(same, path)
+    await recovers(path, work)
+    assert len(files(path, "segment")) == 1
+
+
+async def test_a_segment_that_was_merged_alone(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A merge of one segment has the same positions: the one that has all that is in both is read."""
+    monkeypatch.setattr(compaction, "MERGE_FILES", 1)
+    path = tmp_path / "data"
+    work = await merged(path, "merge.published", counts=(30,))
+    before = {file.name for file in files(tmp_path / "data-original", "segment")}
+    assert [bounds(file) for file in files(path, "segment")] == [(0, 30), (0, 30)]
+    await recovers(path, work)
+    (kept,) = files(path, "segment")
+    assert kept.name not in before  # the original went with the merge that the copy was taken of
+
+
+def whole(journal: pathlib.Path) -> None:
+    del journal
+
+
+def torn(journal: pathlib.Path) -> None:
+    data = journal.read_bytes().rstrip(b"\0")
+    journal.write_bytes(data[: len(data) - 9])
+
+
+def empty(journal: pathlib.Path) -> None:
+    journal.write_bytes(journal.read_bytes()[:4096])
+
+
+@pytest.mark.parametrize("damage", [whole, torn, empty])
+async def test_a_journal_that_was_sealed_goes(tmp_path: pathlib.Path, damage: Callable[[pathlib.Path], None]) -> None:
+    """A death came before it was removed; also when its segment was merged with others meanwhile, and also when it
+    cannot be read to its end any more."""
+    path = tmp_path / "data"
+    work = await sealed(path, counts=(20, 20))
+    for number, journal in enumerate(files(tmp_path / "journals", "journal")):
+        shutil.copy(journal, path)
+        damage(path / journal.name)
+        await recovers(path, work)
+        assert not (path / journal.name).exists(), number
+
+
+async def test_a_journal_whose_segment_was_merged_goes(tmp_path: pathlib.Path) -> None:
+    """The merged segment reaches over it."""
+    path = tmp_path / "data"
+    work = await merged(path, "drop.segment_removed")
+    journal = files(tmp_path / "journals", "journal")[1]
+    shutil.copy(journal, path)
+    await recovers(path, work)
+    assert not (path / journal.name).exists()
+
+
+async def test_a_journal_whose_segment_is_gone_goes(tmp_path: pathlib.Path) -> None:
+    """Nothing in it could be read any more, and the snapshot says that it was sealed."""
+    path = tmp_path / "data"
+    store, model = DurableStore(str(path), snapshot_bytes=1), Model()
+    await store.open(Model())
+    for number in range(1, 9):
+        step = entry(1_000 + number, kv("k", number), version=number)
+        model.take([step])
+        await store.commit([step])
+    (journal,) = files(path, "journal")
+    shutil.copy(journal, tmp_path)
+    await store.seal()
+    assert store._open is not None
+    await store._open.upkeep.take_snapshot()
+    await store.close()
+    assert files(path, "segment") == []
+    shutil.copy(tmp_path / journal.name, path)
+    work = Workload(1)
+    work.model = model
+    await recovers(path, work)
+    assert not (path / journal.name).exists()
+
+
+async def test_a_journal_that_is_not_what_was_sealed_is_refused(tmp_path: pathlib.Path) -> None:
+    """A journal that goes on beyond its segment, or holds other steps, and one that a snapshot of another log lies
+    over, are kept: they may hold what was answered."""
+    path = tmp_path / "data"
+    work = await sealed(path)
+    for seed, count in ((1, 25), (2, 20), (1, 15)):
+        other = tmp_path / f"other-{seed}-{count}" / "data"
+        other.parent.mkdir()
+        await sealed(other, seed=seed, counts=(count,))
+        (journal,) = files(other.with_name("journals"), "journal")
+        shutil.copy(journal, path)
+        await refused(path, "no segment was made of what it holds")
+        (path / journal.name).unlink()
+    await recovers(path, work)
+
+    store = DurableStore(str(tmp_path / "keys"), snapshot_bytes=1)
+    await store.open(Model())
+    await store.commit([entry(1_000 + number, kv(f"k{number}", number), version=number) for number in range(1, 41)])
+    await store.seal()
+    assert store._open is not None
+    await store._open.upkeep.take_snapshot()
+    await store.close()
+    (journal,) = files(tmp_path / "journals", "journal")
+    for file in (*files(path, "segment"), *files(path, "journal")):
+        file.unlink()
+    shutil.copy(journal, path)
+    shutil.copy(files(tmp_path / "keys", "snapshot")[0], path)
+    await refused(path, "no segment was made of what it holds")
