@@ -11,7 +11,7 @@ import duckdb
 
 from queen_actors.errors import QueenError
 
-from . import duck
+from . import duck, leftovers
 from .directory import JournalFile, Listing, SegmentFile, SnapshotFile, file_checksum
 from .findings import BACKUP, Findings
 from .journal import JournalReader
@@ -30,6 +30,7 @@ class SealedCheckup:
         self._findings = findings
         self._spill = spill
         self._damaged: set[str] = set()
+        self._left: set[str] = set()
         self._metas: dict[str, Meta] = {}
         self.position = 0
         self.good: list[SegmentFile | SnapshotFile] = []
@@ -41,22 +42,22 @@ class SealedCheckup:
         files: list[SegmentFile | SnapshotFile] = [*listing.snapshots, *listing.segments]
         for file in files:
             self._check_bytes(file)
-        start = max((file.last for file in listing.snapshots if self._is_good(file)), default=0)
-        segments = [file for file in listing.segments if self._is_good(file)]
-        self._read_metas(segments)
-        usable = self._without_leftovers(segments, start)
+        snapshot = max((file for file in listing.snapshots if self._is_good(file)), default=None)
+        start = snapshot.last if snapshot else 0
+        usable = self._without_leftovers(snapshot)
+        self._read_metas(usable)
         self.good = [*(file for file in listing.snapshots if self._is_good(file)), *usable]
         self.parts = self._with_state(usable, start)
         reach = self.parts[-1].last if self.parts else start
-        for snapshot in listing.snapshots:
-            if not self._is_good(snapshot):
-                self._judge_snapshot(snapshot, start, reach)
-                if reach < snapshot.last:
-                    self.position = max(self.position, snapshot.last)
+        for file in listing.snapshots:
+            if not self._is_good(file):
+                self._judge_snapshot(file, start, reach)
+                if reach < file.last:
+                    self.position = max(self.position, file.last)
         journals = {file.first for file in listing.journals if is_journal(file)}
         for segment in listing.segments:
-            if not self._is_good(segment):
-                self._judge_segment(segment, covered=segment.first in journals)
+            if not self._is_good(segment) and segment.path not in self._left:
+                self._judge_segment(segment, usable, covered=segment.first in journals)
         self.position = max(self.position, start)
         self._follow(usable, journals)
 
@@ -111,92 +112,57 @@ class SealedCheckup:
             advice = "All that was in it is in the segments: a repair makes it again from them."
             self._findings.add(name, _WRONG, advice, "rebuild")
 
-    def _judge_segment(self, file: SegmentFile, *, covered: bool) -> None:
+    def _judge_segment(self, file: SegmentFile, usable: Sequence[SegmentFile], *, covered: bool) -> None:
         name = os.path.basename(file.path)
         if not is_regular(file.path):
             return
-        if covered:
+        position = file.first
+        for part in usable:
+            if part.first == position and part.last <= file.last:
+                position = part.last
+        if position == file.last:
+            self._left.add(file.path)
+            advice = "The segments that it was made from are still there: a repair sets it aside."
+            self._findings.add(name, _WRONG, advice, "aside")
+        elif covered:
             advice = "The journal that it was made from is still there: a repair sets the segment aside."
             self._findings.add(name, _WRONG, advice, "aside")
         else:
             self._findings.add(name, _WRONG, f"What is in it is nowhere else. {BACKUP}, or this file alone.")
 
-    def _without_leftovers(self, files: Sequence[SegmentFile], start: int) -> list[SegmentFile]:
-        """The segments that the log is read from, without those that a merge has left over."""
-        kept: list[SegmentFile] = []
-        inside: dict[SegmentFile, list[SegmentFile]] = {}
-        for file in sorted(files, key=lambda file: (file.first, -file.last, self._is_merged(file))):
-            if not kept or file.first >= kept[-1].last:
-                kept.append(file)
-            elif file.last > kept[-1].last:
-                other = os.path.basename(kept[-1].path)
-                said = f"overlaps {other}: one of them is not of this log"
-                self._findings.add(os.path.basename(file.path), said, f"{BACKUP}.")
-            else:
-                inside.setdefault(kept[-1], []).append(file)
-        return [file for wide in kept for file in self._one_of(wide, inside.get(wide, []), start)]
-
-    def _one_of(self, wide: SegmentFile, parts: Sequence[SegmentFile], start: int) -> Sequence[SegmentFile]:
-        """Which to read, a segment or those that lie inside it; the others are told of."""
-        if not parts:
-            return [wide]
-        if wide.first == parts[0].first and wide.last == parts[0].last:
-            return self._one_of_twins(wide, parts)
-        name = os.path.basename(wide.path)
-        if self._is_merged(wide) and wide.last <= start:
-            for part in parts:
-                self._leftover(part, f"was merged into {name}, which is good, and was not removed yet")
-            return [wide]
-        with_state = self._with_state(parts, wide.first)
-        if self._is_merged(wide) and with_state and with_state[-1].last == wide.last:
-            said = "holds messages alone, and no good snapshot has the state; the segments that it was made from do"
-            self._findings.add(name, said, "They have its messages too: a repair sets it aside.", "aside")
-            return with_state
-        for part in parts:
-            said = f"lies inside {name}: not all of them are of this log, or a snapshot of it is missing"
-            self._findings.add(os.path.basename(part.path), said, f"{BACKUP}.")
-        return [wide]
-
-    def _one_of_twins(self, first: SegmentFile, others: Sequence[SegmentFile]) -> Sequence[SegmentFile]:
-        """Of segments with the same positions, one may be what a merge has made of the other."""
-        twins = [first, *(other for other in others if (other.first, other.last) == (first.first, first.last))]
-        whole = next((file for file in twins if all(self._has_all_of(file, other) for other in twins)), None)
-        kept = whole or first
-        name = os.path.basename(kept.path)
-        for other in (first, *others):
-            if other is kept:
+    def _without_leftovers(self, snapshot: SnapshotFile | None) -> list[SegmentFile]:
+        """The good segments that the log is read from; those that are left over are told, as a start sees it."""
+        good = [file for file in self._listing.segments if self._is_good(file)]
+        refusal = ""
+        for files in ([file for file in self._listing.segments if is_regular(file.path)], good):
+            try:
+                with leftovers.sorting_out(snapshot, os.path.join(self._spill, "sort")) as sorting:
+                    kept, left = sorting.segments(files)
+            except (QueenError, OSError, duckdb.Error) as error:
+                refusal = str(error)
                 continue
-            if whole is not None and other in twins:
-                self._leftover(other, f"holds nothing that is not in {name}, which has the same positions and is good")
-            else:
-                said = f"has positions that {name} has, and other contents: one of them is not of this log"
-                self._findings.add(os.path.basename(other.path), said, f"{BACKUP}, or take the wrong one away.")
-        return [kept]
+            for file in left:
+                self._tell_leftover(file, kept)
+            return [file for file in kept if self._is_good(file)]
+        said = refusal.partition(" Every file is kept")[0].replace(os.path.join(os.path.dirname(good[0].path), ""), "")
+        self._findings.add("", f"has segments that do not go together: {said.rstrip('.')}", f"{BACKUP}.")
+        usable: list[SegmentFile] = []
+        for file in sorted(good, key=lambda file: (file.first, -file.last)):
+            if not usable or file.first >= usable[-1].last:
+                usable.append(file)
+        return usable
 
-    def _leftover(self, file: SegmentFile, said: str) -> None:
+    def _tell_leftover(self, file: SegmentFile, kept: Sequence[SegmentFile]) -> None:
+        self._left.add(file.path)
+        others = [other for other in kept if other.first < file.last and file.first < other.last]
+        where = os.path.basename(others[0].path) if len(others) == 1 else f"{len(others)} segments of its positions"
         self._findings.add(
-            os.path.basename(file.path), said, "The next start removes it, and so does a repair.", "remove"
+            os.path.basename(file.path),
+            f"was left over by a merge: nothing is in it that is not in {where}",
+            "The next start removes it, and so does a repair.",
+            "remove",
+            harmless=True,
         )
-
-    def _has_all_of(self, file: SegmentFile, other: SegmentFile) -> bool:
-        """Has the segment all that is in the other one, and are they of one log?"""
-        mine, its = self._metas.get(file.path), self._metas.get(other.path)
-        if file is other:
-            return True
-        if mine is None or its is None or mine[:6] != its[:6]:
-            return False
-        if its.journal_bytes:
-            return mine == its
-        connection = duck.connect(MEMORY_MB, self._spill)
-        try:
-            duck.attach(connection, file.path, "mine")
-            duck.attach(connection, other.path, "other")
-            row = connection.execute("SELECT 1 FROM (FROM other.messages EXCEPT FROM mine.messages) LIMIT 1").fetchone()
-        except duckdb.Error:
-            return False
-        finally:
-            connection.close()
-        return row is None
 
     def _with_state(self, files: Sequence[SegmentFile], start: int) -> list[SegmentFile]:
         """Those of the segments that have the whole state from position `start` on, each where the one before ends."""
@@ -217,7 +183,7 @@ class SealedCheckup:
         that they were made from stand in for them."""
         good = {file.path for file in usable}
         for file in self._listing.segments:
-            if file.last <= self.position or (file.path not in good and self._is_good(file)):
+            if file.last <= self.position or file.path in self._left or (file.path not in good and self._is_good(file)):
                 continue
             if not self._is_good(file) and file.first in journals:
                 break

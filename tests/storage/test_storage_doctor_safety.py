@@ -15,16 +15,16 @@ from test_storage_recovery import files, recovers
 
 from queen_actors.errors import DataDirectoryError, Unavailable
 from queen_actors.storage import DurableStore, compaction, doctor, faultpoints
-from queen_actors.storage.directory import noted_slots
+from queen_actors.storage.directory import holding, noted_slots
 from queen_actors.storage.doctor import Report, examine, told
 from queen_actors.storage.fileops import FileOps
 
 
-async def written(path: pathlib.Path, groups: int = 3, seed: int = 1, **settings: int) -> Workload:
-    """A directory to which so many groups of five entries were committed, and its work."""
-    store, work = DurableStore(str(path), **settings), Workload(seed, calm=True)
+async def written(path: pathlib.Path, roll_bytes: int = 1 << 30) -> Workload:
+    """A directory to which three groups of five entries were committed, and its work."""
+    store, work = DurableStore(str(path), roll_bytes=roll_bytes), Workload(1, calm=True)
     await store.open(Model())
-    for _ in range(groups):
+    for _ in range(3):
         await store.commit(work.entries(5))
     await store.close()
     return work
@@ -140,10 +140,11 @@ async def merging(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> tuple[
 
 
 async def test_the_parts_of_a_merge(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a good snapshot they go. Without it they alone have the state: they stay, the merged segment is set aside,
-    and a damaged snapshot is made again from them."""
+    """With a good snapshot they go, a damaged one of them too. Without it they alone have the state: they stay, the
+    merged segment goes, and a damaged snapshot is made again from them. They also stand in for a merged segment that
+    is damaged itself."""
     crashed, work = await merging(tmp_path / "data", monkeypatch)
-    for how in ("good", "damaged", "missing"):
+    for how in ("good", "damaged", "missing", "bad part", "bad merge"):
         path = shutil.copytree(crashed, tmp_path / how)
         (snapshot,) = files(path, "snapshot")
         if how == "missing":
@@ -151,11 +152,14 @@ async def test_the_parts_of_a_merge(tmp_path: pathlib.Path, monkeypatch: pytest.
         elif how == "damaged":
             flip(snapshot, 5000)
         wide, *parts = sorted(files(path, "segment"), key=lambda file: -int(file.name[29:49]) + int(file.name[8:28]))
-        looked(path)
+        if how.startswith("bad"):
+            flip(wide if how == "bad merge" else parts[1], 5000)
+        harmless = all(finding.harmless for finding in looked(path).findings)
+        assert (await opens(shutil.copytree(path, tmp_path / f"copy-{how}")) is not None) is harmless
         repaired = examine(str(path), repair=True)
         assert repaired.left == [], how
         there = {file for file in files(path, "segment") if ".kept-" not in file.name}
-        assert there == ({wide} if how == "good" else set(parts)), how
+        assert there == ({wide} if how in ("good", "bad part") else set(parts)), how
         await recovers(path, work)
 
 
@@ -169,7 +173,7 @@ async def test_two_segments_with_the_same_positions(tmp_path: pathlib.Path) -> N
         (path / other.name).write_bytes(other.read_bytes())
         (path / other.name).chmod(0o640)
         seen.add(other.name < mine.name)
-        assert "and other contents: one of them is not of this log" in said(path, untouched(path))
+        assert "overlap: one of them does not belong here" in said(path, untouched(path))
     assert seen == {True, False}
 
 
@@ -359,7 +363,7 @@ async def test_a_directory_without_lock_is_held_all_the_same(tmp_path: pathlib.P
     assert contents(tmp_path) == before
     await store.close()
     (tmp_path / "LOCK").unlink(missing_ok=True)
-    with doctor.holding(str(tmp_path)):
+    with holding(str(tmp_path)):
         assert await opens(tmp_path) is None
     assert examine(str(tmp_path), repair=True).left == []
     await recovers(tmp_path, work)
