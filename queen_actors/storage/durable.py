@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -96,45 +95,44 @@ class DurableStore:
             else:
                 await trio.lowlevel.cancel_shielded_checkpoint()
             return
-        body, count = encode_entries(entries), len(entries)
-        await self._commit(opened, lambda: self._append(opened, body, count), then=done)
-        if opened.upkeep.rolled:
+        body, count, now = encode_entries(entries), len(entries), trio.current_time()
+        unnoted = await self._commit(opened, lambda: self._append(opened, body, count, now), then=done)
+        if unnoted or opened.upkeep.rolled:
             opened.due.set()
-        if opened.dirty_since is None:
-            opened.dirty_since = trio.current_time()
         if _bytes(opened.upkeep.rolled, 2) > limits.UNSEALED_BYTES:
             with trio.CancelScope(shield=True):  # short; the group is durable and told
                 await trio.sleep(BRAKE_SECONDS)
 
-    async def _commit(self, opened: Log, call: Callable[[], None], then: Callable[[], None] | None = None) -> None:
+    async def _commit(self, opened: Log, call: Callable[[], T], then: Callable[[], None] | None = None) -> T:
         """Run what changes the journal, in the thread that commits. When it fails so that the journal's end is not
         known, calls that wait behind it already are refused: none of them may go on there."""
 
-        def guarded() -> None:
+        def guarded() -> T:
             if self._failure is not None:
                 raise StorageFailed(self._failure)
             try:
-                call()
+                return call()
             except StorageFailed as error:
-                self._failure = error.detail
+                self._end(opened, error.detail)
                 raise
 
-        await opened.committer.run(guarded, then=then)
+        return await opened.committer.run(guarded, then=then)
 
-    def _append(self, opened: Log, body: bytes, count: int) -> None:
+    def _append(self, opened: Log, body: bytes, count: int, now: float) -> bool:
+        """Whether it is not written down that the log reaches so far, and was written down what it reached before."""
         try:
             if opened.writer.end >= self._roll_bytes:
                 with contextlib.suppress(StorageFull):  # the present file may still have room for this group
                     opened.roll()
-            opened.writer.append(body, count)
+            opened.append(body, count, now)
         except StorageFull:
             self._refused = len(body)
             raise
-        opened.groups += 1
-        now = time.monotonic()
         if now - opened.noted_at >= NOTE_SECONDS:
-            opened.directory.note_position(opened.writer.position, opened.writer.first, flush=False)
-            opened.noted_at = now
+            opened.note(now)
+            return False
+        before, opened.unnoted = opened.unnoted, True
+        return not before
 
     def _probe(self, opened: Log) -> None:
         opened.writer.probe(self._refused)
@@ -164,11 +162,13 @@ class DurableStore:
         try:
             return await opened.reading.run(call)
         except (OSError, duckdb.Error) as error:
-            self._failure = f"Reading a segment of {self._path} failed: {error}."
-            raise StorageFailed(self._failure) from error
+            detail = f"Reading a segment of {self._path} failed: {error}."
+            self._end(opened, detail)
+            raise StorageFailed(detail) from error
 
     async def maintain(self, evict: Callable[[Sequence[SealedRun]], None]) -> None:
-        """Seal, snapshot and drop files in the background, for ever. Raises StorageFailed."""
+        """Seal, snapshot and drop files in the background, for ever, and write down how far the log reached before
+        nothing was committed for a while. Raises StorageFailed."""
         self._evict = evict
         retry = RETRY_SECONDS
         while True:
@@ -187,13 +187,18 @@ class DurableStore:
                 await trio.sleep(wait)
                 continue
             if opened.dirty_since is not None:
-                wait = max(0.0, opened.dirty_since + self._roll_seconds - trio.current_time())
-            with trio.move_on_after(wait):
+                wait = opened.dirty_since + self._roll_seconds - trio.current_time()
+            if opened.unnoted:
+                wait = min(wait, opened.noted_at + NOTE_SECONDS - trio.current_time())
+            with trio.move_on_after(max(0.0, wait)):
                 await opened.due.wait()
 
     async def _maintain(self, opened: Log) -> None:
         try:
+            if opened.unnoted and (now := trio.current_time()) >= opened.noted_at + NOTE_SECONDS:
+                await self._commit(opened, lambda: opened.note(now))
             async with self._sealing:
+                self._require(opened)
                 if opened.dirty_since is not None and trio.current_time() >= opened.dirty_since + self._roll_seconds:
                     await self._roll(opened)
                 await opened.upkeep.seal(self._evict)
@@ -201,19 +206,20 @@ class DurableStore:
                     await opened.upkeep.take_snapshot()
                 await opened.upkeep.check_next()
         except StorageFailed as error:
-            self._failure = error.detail
+            self._end(opened, error.detail)
             raise
 
     async def seal(self) -> None:
         """Roll the journal now and seal all of it. Raises Unavailable when that failed and will be tried again."""
         opened = self._opened()
         async with self._sealing:
+            self._require(opened)
             try:
                 await self._roll(opened)
                 for _ in range(len(opened.upkeep.rolled)):
                     await opened.upkeep.seal(self._evict)
             except StorageFailed as error:
-                self._failure = error.detail
+                self._end(opened, error.detail)
                 raise
             except (OSError, duckdb.Error, StorageFull) as error:
                 raise Unavailable(
@@ -254,6 +260,16 @@ class DurableStore:
         if self._failure is not None or self._open is None:
             raise StorageFailed(self._failure or "The store is not open.")
         return self._open
+
+    def _require(self, opened: Log) -> None:
+        """Raise StorageFailed when this log was closed meanwhile."""
+        if self._open is not opened:
+            raise StorageFailed(self._failure or "The store was closed.")
+
+    def _end(self, opened: Log, failure: str) -> None:
+        """Refuse everything from now on, if it is still this log that is open."""
+        if self._open is opened:
+            self._failure = failure
 
 
 def _bytes(rolled: Iterable[Rolled], behind: int = 0) -> int:

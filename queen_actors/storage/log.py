@@ -4,6 +4,7 @@ three threads that do the work: one commits, one reads sealed messages, one keep
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -46,11 +47,15 @@ class Log:
         )
         self._writer: JournalWriter | None = None
         self.due = trio.Event()
-        """Set when there is a rolled journal to seal."""
+        """Set when there is a rolled journal to seal, or something that is still to be noted."""
         self.dirty_since: float | None = None
-        """Since when, on Trio's clock, the newest journal holds anything."""
+        """Since when, on Trio's clock, the newest journal holds anything. The thread that commits says so, as it is the
+        one that knows."""
         self.groups = 0
-        self.noted_at = 0.0
+        self.noted_at = -math.inf
+        """When, on Trio's clock, it was last written down how far the log reaches."""
+        self.unnoted = False
+        """Whether the log has gone on since then."""
 
     @property
     def writer(self) -> JournalWriter:
@@ -65,8 +70,8 @@ class Log:
         found = await worker.run(lambda: recovery.plan(self.directory, listing))
         sealed = recovery.SealedLog(found)
         spill = os.path.join(self.directory.spill, "build")
-        meta = await worker.run(lambda: sealed.start(self.memory_mb, spill))
         try:
+            meta = await worker.run(lambda: sealed.start(self.memory_mb, spill))
             await _pour(worker, sealed.state(), sink.restore)
             since = sink.recent_since()
             await _pour(worker, sealed.runs(), sink.sealed)
@@ -110,6 +115,19 @@ class Log:
         if self.upkeep.rolled:
             self.due.set()
 
+    def append(self, body: bytes, count: int, now: float) -> None:
+        """Make one group durable, at this instant of Trio's clock. Raises as `JournalWriter.append`."""
+        self.writer.append(body, count)
+        self.groups += 1
+        if self.dirty_since is None:
+            self.dirty_since = now
+
+    def note(self, now: float) -> None:
+        """Write down how far the log reaches, without a flush. An error is of no consequence."""
+        self.directory.note_position(self.writer.position, self.writer.first, flush=False)
+        self.noted_at = now
+        self.unnoted = False
+
     def roll(self) -> None:
         """Begin the next journal file, if the present one holds anything.
 
@@ -133,6 +151,7 @@ class Log:
             raise StorageFailed(f"Ending a journal file failed: {error}.") from error
         self._writer = fresh
         self.dirty_since = None
+        self.unnoted = False
         self.upkeep.rolled.append(Rolled(JournalFile(writer.first, writer.path), writer.position, writer.end))
 
     def _note(self, position: int) -> None:

@@ -18,6 +18,8 @@ from typing import Any, TypeVar, cast
 import outcome
 import trio
 
+from queen_actors.errors import StorageFailed
+
 T = TypeVar("T")
 
 _Returned = tuple[trio.lowlevel.Task, "outcome.Outcome[Any]", "Callable[[], None] | None"]
@@ -30,6 +32,7 @@ class Worker:
     def __init__(self, name: str) -> None:
         self._inbox: SimpleQueue[_Job | None] = SimpleQueue()
         self._way: _Eventfd | _Soon | None = None
+        self._stopped = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
@@ -39,7 +42,10 @@ class Worker:
         """What `call` returns or raises. It is always run, and always waited for: a cancellation in the meantime is
         delivered at the caller's next checkpoint, and `hurry`, which must not raise, is called so that long work can
         end itself sooner.
-        `then` is called in Trio's thread when it has returned: a turn of the event loop before the caller goes on."""
+        `then` is called in Trio's thread when it has returned: a turn of the event loop before the caller goes on.
+        Raises StorageFailed after `stop`: nobody is there any more to do it."""
+        if self._stopped:
+            raise StorageFailed("The store is closed.")
 
         def abort(_: object) -> trio.lowlevel.Abort:
             if hurry is not None:
@@ -54,6 +60,7 @@ class Worker:
 
     def stop(self) -> None:
         """Let the thread end behind the calls that were already given."""
+        self._stopped = True
         self._inbox.put(None)
 
     def _work(self) -> None:
