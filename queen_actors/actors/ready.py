@@ -29,7 +29,8 @@ STEP = 1000
 
 
 class Ready:
-    """The indexes of one broker. They are made at a group's first pop, and are nothing but a reading of the state."""
+    """The indexes of one broker. They are made at a group's first pop, and are nothing but a reading of the state. One
+    that is not `whole` is there for the times at which something is to be looked at, and goes with the last of them."""
 
     def __init__(self, core: Core, acks: Acks) -> None:
         self._core = core
@@ -44,19 +45,27 @@ class Ready:
             return GroupIndex(
                 queue.name, group.group, _pauses(queue.options)
             )  # the queue is only about to be made: it has no partition
-        index = self._known(queue, group.group)
+        index = self._indexes.get(queue.name, {}).get(group.group) or self._new(queue, group.group)
         if index.start is None:
             index.start = (group.mode, group.from_ts)
         if whole and not index.whole:
             index.whole = True
             index.all_ready(queue.partitions.values())
+            self._keep(index)
         return index
 
+    def _new(self, queue: QueueState, group: str) -> GroupIndex:
+        """One that is not kept yet: pops of one partition name any group, and need none where nothing is to come."""
+        return GroupIndex(queue.name, group, _pauses(queue.options))
+
+    def _keep(self, index: GroupIndex) -> None:
+        self._indexes.setdefault(index.queue, {})[index.group] = index
+
     def _known(self, queue: QueueState, group: str) -> GroupIndex:
-        groups = self._indexes.setdefault(queue.name, {})
-        index = groups.get(group)
+        index = self._indexes.get(queue.name, {}).get(group)
         if index is None:
-            index = groups[group] = GroupIndex(queue.name, group, _pauses(queue.options))
+            index = self._new(queue, group)
+            self._keep(index)
         return index
 
     def left(self, group: str, claims: Iterable[Claim]) -> bool:
@@ -69,6 +78,8 @@ class Ready:
         if at is None:
             index.rest(pid)
         else:
+            if not index.whole:
+                self._keep(index)
             if index.later(pid, at):
                 self._arm(index)
 
@@ -90,6 +101,8 @@ class Ready:
             else:
                 self._free(partition, index.group)
         self._arm(index)
+        if not index.whole and index.next_at is None:
+            self._indexes.get(queue.name, {}).pop(index.group, None)
 
     def _arm(self, index: GroupIndex) -> None:
         """See to it that somebody looks when the next of its partitions becomes ready."""
@@ -152,8 +165,7 @@ class Ready:
             return
         queue = self._core.directory.queue_of(partition)
         index = self._indexes.get(queue.name, {}).get(cursor.group)
-        if index is not None:
-            self.aside(index, cursor.pid, cursor.lease_expires)
+        self.aside(self._known(queue, cursor.group) if index is None else index, cursor.pid, cursor.lease_expires)
 
     def _free(self, partition: PartitionState, group: str) -> None:
         queue = self._core.directory.queue_of(partition)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
-from broker_kit import SECOND, during, pop, push, started, txns
+from broker_kit import SECOND, ack, during, pop, push, started, txns
 
 from queen_actors.domain.cursor import LeaseEnd, PopRequest
 from queen_actors.errors import StorageFull
@@ -89,3 +89,33 @@ async def test_a_lease_that_is_withdrawn_while_the_state_is_read_again_is_given_
         assert found.claims[0].attempt == 1
         assert trio.current_time() < 10
         assert ends == []
+
+
+async def test_groups_that_read_one_partition_leave_nothing_behind(autojump_clock: object) -> None:
+    """Any name may be asked for, of a partition that is there or not: what is kept for one of them goes with its last
+    lease, whether the group was deleted, has settled what it had, or never had anything."""
+    async with started() as broker:
+        await push(broker, "m")
+        for number in range(20):
+            await pop(broker, partition="nowhere", group=f"none{number}")
+            await pop(broker, partition="p", group=f"left{number}")
+            await pop(broker, partition="p", group=f"deleted{number}")
+            await broker.delete_group(f"deleted{number}", None, metadata=True)
+            settled = await pop(broker, partition="p", group=f"settled{number}")
+            assert all(await ack(broker, settled))
+            assert (await pop(broker, partition="p", group=f"settled{number}")).claims == ()
+        await pop(broker, group="registered")
+        await trio.sleep(3600)
+        assert list(broker._pops.ready._indexes["q"]) == ["registered"]
+
+
+async def test_a_group_of_one_partition_is_woken_when_its_lease_is_over(autojump_clock: object) -> None:
+    """Again and again, although nothing is kept of it in between."""
+    async with started() as broker:
+        await push(broker, "m")
+        for attempt in range(1, 4):
+            found = await pop(broker, partition="p", group="g", wait=100, lease=10 * SECOND)
+            assert (txns(found), found.claims[0].attempt) == (["m"], attempt)
+            assert trio.current_time() < 10 * attempt
+        assert all(await ack(broker, found))
+        assert txns(await during(lambda: pop(broker, partition="p", group="g", wait=100), lambda: push(broker, "n")))
