@@ -19,6 +19,7 @@ from queen_actors.domain.partition import (
     PartitionState,
     packed_cursors,
     packed_end,
+    packed_last,
     packed_name,
     packed_new,
     packed_oldest,
@@ -148,16 +149,16 @@ class Directory:
         packed = self.packed.get(pid)
         return packed is not None and any(cursor.group == group for cursor in packed_cursors(packed))
 
-    def at_rest(self, pid: int, group: str) -> bool:
-        """Is the partition packed away, all of it settled by the group, and nothing leased to it?"""
+    def at_rest(self, pid: int, group: str, since: int | None = None) -> bool:
+        """Is the partition packed away, all of it settled by the group, and nothing leased to it? A group that has not
+        come here before wants nothing from before `since`."""
         packed = self.packed.get(pid)
         if packed is None:
             return False
-        end = packed_end(packed)
-        return any(
-            cursor.group == group and not cursor.lease_id and cursor.committed + 1 >= end
-            for cursor in packed_cursors(packed)
-        )
+        for cursor in packed_cursors(packed):
+            if cursor.group == group:
+                return not cursor.lease_id and cursor.committed + 1 >= packed_end(packed)
+        return since is not None and packed_last(packed) < since
 
     def find(self, queue: str, partition: str) -> PartitionState | None:
         state = self.queues.get(queue)

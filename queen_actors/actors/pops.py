@@ -26,6 +26,9 @@ from .partition import Producers, offset_at
 from .queue import GroupIndex, Waiter, claimable_at
 from .ready import Ready
 
+LOOKS = 500
+"""How many partitions that its group has not seen a pop looks at before others may run: a few milliseconds."""
+
 
 class _Load(Struct, frozen=True):
     """A pop cannot be decided before these messages are in memory."""
@@ -70,11 +73,14 @@ class _Call(Struct):
 
 
 class _Budget(Struct):
-    """What one pop may still take."""
+    """What one try of a pop may still take, and how many partitions it may still look at that its group has not seen;
+    whether it left some."""
 
     partitions: int
     messages: int
     size: int
+    looks: int = LOOKS
+    left: bool = False
 
     @property
     def spent(self) -> bool:
@@ -170,7 +176,7 @@ class Pops:
                 if isinstance(found, list):
                     await self._fetch(found, call)
                 elif found is None:
-                    continue
+                    await trio.lowlevel.checkpoint()
                 elif call.held is not None:
                     await self._park(call, call.held)
                     if self._closing:
@@ -259,7 +265,7 @@ class Pops:
 
         A list of what has to be read from the store first, when that is needed for all that it might claim; after one
         reading it takes what it can get, unless that is nothing. None when it only gave messages up (the delivery
-        limit), and is to be made again.
+        limit), or has not looked everywhere, and is to be made again.
         """
         request, core = call.request, self._core
         call.held = None
@@ -305,7 +311,7 @@ class Pops:
                 self._acks.hold(request.session, request.group, lease_id, claims)
             if self.ready.left(request.group, claims):
                 self._pass_on(request)
-        elif any(isinstance(effect, DeadLetterPut) for effect in draft.effects):
+        elif budget.left or any(isinstance(effect, DeadLetterPut) for effect in draft.effects):
             return None
         return reply
 
@@ -376,7 +382,8 @@ class Pops:
         index = self.ready.index(queue, group, whole=pinned is None)
         self.ready.promote(queue, index, draft.now)
         wanted: list[_Wanted] = []
-        for partition in self._candidates(queue, pinned, index):
+        unseen = index.unseen
+        for partition in self._candidates(queue, pinned, index, group, budget.looks):
             if budget.spent:
                 break
             claim = self._claim(draft, queue, partition, group, index, call, lease_id, budget)
@@ -389,18 +396,26 @@ class Pops:
                 wanted.append(claim)
         for want in reversed(wanted):
             index.first(want.pid)
+        if unseen and pinned is None:
+            budget.looks -= unseen - index.unseen
+            budget.left = budget.left or index.unseen > 0
         return wanted
 
-    def _candidates(self, queue: QueueState, pinned: str | None, index: GroupIndex) -> Iterator[PartitionState]:
-        """Holds of transactions do not matter here: a claim and a transaction are each decided in one go."""
+    def _candidates(
+        self, queue: QueueState, pinned: str | None, index: GroupIndex, group: GroupPut, looks: int
+    ) -> Iterator[PartitionState]:
+        """Holds of transactions do not matter here: a claim and a transaction are each decided in one go. What is
+        packed away, and has nothing for the group, stays so."""
         directory = self._core.directory
         if pinned is not None:
             found = directory.find(queue.name, pinned)
             if found is not None:
                 yield found
             return
-        for pid in index.round():
-            partition = directory.partition(pid)
+        since = first_wanted(group)
+        for pid in index.round(looks):
+            rests = pid not in directory.active and directory.at_rest(pid, group.group, since)
+            partition = None if rests else directory.partition(pid)
             if partition is None:
                 index.rest(pid)
             else:

@@ -7,6 +7,7 @@ made from the partitions' states, and a pop never looks at partitions that have 
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -69,6 +70,11 @@ class GroupIndex:
         """May any partition have something?"""
         return bool(self.ready or self._unseen)
 
+    @property
+    def unseen(self) -> int:
+        """How many partitions were not looked at yet."""
+        return len(self._unseen)
+
     def all_ready(self, pids: Iterable[int]) -> None:
         """Something may be in each of these. They come into the line as they are looked at: there may be millions."""
         self._unseen = array("q", pids)
@@ -95,11 +101,12 @@ class GroupIndex:
     def next_at(self) -> int | None:
         return self._later.next_at
 
-    def round(self) -> Iterator[int]:
-        """The ready partitions once around, those that were not looked at yet first, then the least recently looked
-        at. What is not taken out of the line, or `passed`, is the next again."""
+    def round(self, unseen: int = sys.maxsize) -> Iterator[int]:
+        """The ready partitions once around, those that were not looked at yet first (up to so many of them), then the
+        least recently looked at. What is not taken out of the line, or `passed`, is the next again."""
         seen_before = len(self.ready)
-        while self._unseen:
+        left = max(0, len(self._unseen) - unseen)
+        while len(self._unseen) > left:
             new = self._unseen.pop()
             if new not in self.ready:
                 self.ready[new] = None

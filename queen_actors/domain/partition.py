@@ -390,6 +390,12 @@ def packed_end(packed: bytes) -> int:
     return end
 
 
+def packed_last(packed: bytes) -> int:
+    """When the last message of a packed partition was appended."""
+    last: int = _START.unpack_from(packed, _LAST_AT)[0]
+    return last
+
+
 def packed_oldest(packed: bytes) -> tuple[int, int] | None:
     """The queue of a packed partition, and when the first message of its index was appended; None without one."""
     qid, *_, name, rows, _ = _HEAD.unpack_from(packed)
@@ -406,7 +412,7 @@ _HEAD = Layout("<QQQQQHII")
 """qid, created_at, log_start, next_offset, last_ts, bytes of the name, of the index, of the tail; behind them the name,
 the index' rows, the tail and the cursors as msgpack arrays, or nothing where there are none."""
 _NAME, _NAME_AT = Layout("<H"), 40
-_START, _START_AT, _END_AT = Layout("<Q"), 16, 24
+_START, _START_AT, _END_AT, _LAST_AT = Layout("<Q"), 16, 24, 32
 _packer = msgspec.msgpack.Encoder()
 _unpacker_of_tail: msgspec.msgpack.Decoder[list[Record]] = msgspec.msgpack.Decoder(list[Record])
 _unpacker: msgspec.msgpack.Decoder[list[CursorPut]] = msgspec.msgpack.Decoder(list[CursorPut])
