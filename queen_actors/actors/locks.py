@@ -17,6 +17,7 @@ from msgspec import Struct
 from queen_actors import limits
 from queen_actors.domain import locks as rules
 from queen_actors.domain.effects import KvDropped, KvPut
+from queen_actors.domain.kv import Row
 from queen_actors.domain.locks import Acquire, LockOp, LockResult, Release, Renew, permit_key
 from queen_actors.errors import Overloaded, QueenError, StorageFull, Unavailable
 from queen_actors.values import LOCKS_NAMESPACE, SECOND
@@ -68,6 +69,8 @@ class Locks:
         """How many have asked for a place in a line."""
         self._holders: dict[str, dict[Permits, None]] = {}
         """Who is to be told of the permit of this key."""
+        self._assured: dict[str, int] = {}
+        """The token of a permit by key, of which a caller without a connection was told that it holds it already."""
         self._moved: dict[str, None] = {}
         """Names with a line whose permits have changed."""
         self._unclaimed: list[Permit] = []
@@ -205,7 +208,10 @@ class Locks:
 
     def _granted(self, op: Acquire, result: LockResult, permits: Permits | None, session: bool) -> None:
         """The caller has a permit: if it is a connection, it hears of it from now on."""
-        if permits is not None:
+        if permits is None:
+            if result.already:
+                self._assured[permit_key(op.name, result.slot)] = result.token
+        else:
             permit = _permit(op, result, session)
             permits.add(permit)
             self._holders.setdefault(permit.key, {})[permits] = None
@@ -292,7 +298,7 @@ class Locks:
         await core.log.durable()
 
     async def give_back(self, permits: Sequence[Permit]) -> None:
-        """Their holder is gone. A permit that another connection holds too, by the same owner, stays."""
+        """Their holder is gone. A permit that another caller holds too, as the same owner, stays."""
         core = self._core
         try:
             await core.turn([("lock", permit.name) for permit in permits])
@@ -312,8 +318,9 @@ class Locks:
             raise
 
     def _shared(self, permit: Permit) -> bool:
-        holders = self._holders.get(permit.key, {})
-        return any(others.holds(permit) for others in holders)
+        if not permit.session and self._assured.get(permit.key) == permit.token:
+            return True  # one that lives with a connection ends with it, whoever else asked
+        return any(others.holds(permit) for others in self._holders.get(permit.key, {}))
 
     def _unwanted(self, op: Acquire, result: LockResult | None, permits: Permits | None) -> None:
         """The caller was cancelled: what it was granted is given back by `run`, when the actor is free."""
@@ -340,6 +347,8 @@ class Locks:
         """An effect was applied: was a permit lost by whom, and is one free for whom?"""
         if effect.ns != LOCKS_NAMESPACE:
             return
+        if self._assured and (isinstance(effect, KvDropped) or effect.version != self._assured.get(effect.key)):
+            self._assured.pop(effect.key, None)
         if effect.key in self._holders:
             self._told(effect)
         if self._lines:
@@ -374,6 +383,11 @@ class Locks:
             end = ends.popleft()
             end.permits.gone(end.permit, end.reason)
 
+    def _row(self, key: str, now: int) -> Row | None:
+        """The permit of this key, if it lives."""
+        name, _, slot = key.rpartition("#")
+        return self._core.directory.lock(name).live(int(slot), now)
+
     def reset(self) -> None:
         """The directory was read again from the log: permits that were not written never were, and what was not durable
         took none away."""
@@ -382,9 +396,12 @@ class Locks:
             if end.permits.back(end.permit):
                 self._holders.setdefault(end.permit.key, {})[end.permits] = None
         self._ends.clear()
+        for key, token in list(self._assured.items()):
+            row = self._row(key, now)
+            if row is None or row.version != token:
+                del self._assured[key]
         for key in list(self._holders):
-            name, _, slot = key.rpartition("#")
-            row = self._core.directory.lock(name).live(int(slot), now)
+            row = self._row(key, now)
             for permits in list(self._holders[key]):
                 if row is None or permits.granted(key) > self._core.directory.counters.version:
                     self.forget(permits, key)  # over; or its grant was refused, and the row is another's
