@@ -415,7 +415,7 @@ class Session:
             while self._under_way:
                 await self._place_free.park()
         self._link.close(wire.GOING_AWAY, "going away")
-        self._reading.deadline = min(self._reading.deadline, now + grace * 0.8)
+        self._reading.deadline = min(self._reading.deadline, now + grace * 0.65)
         self.linger_seconds = grace * 0.1
 
     def _watch_token(self) -> None:
