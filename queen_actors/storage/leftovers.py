@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 
 import duckdb
@@ -249,18 +249,21 @@ def _beyond(one: _End, other: _End) -> bool:
 def _read(file: JournalFile) -> tuple[int, _End, int | None]:
     """The position and the counters at which a journal ends, as far as it can be read, and its bytes up to there; None
     for these when it is not whole."""
-    end, last = file.first, (0, 0, 0, 0)
-    try:
+    end, last, length = file.first, b"", None
+    with suppress(DataDirectoryError):
         reader = JournalReader(file.path)
-        entry: Entry | None = None
-        if reader.first != file.first:
-            return end, last, None
-        for sequence, body in reader.frames():
-            entry, end = decode_entries(body)[-1], sequence
-            last = entry.counters.version, entry.counters.pid, entry.counters.qid, entry.now
-        return end, last, None if reader.torn else reader.end
-    except (DataDirectoryError, msgspec.DecodeError):
-        return end, last, None
+        if reader.first == file.first:
+            for end, last in reader.frames():  # noqa: B007 - the last ones are what is asked for
+                pass
+            length = None if reader.torn else reader.end
+    try:
+        entries: list[Entry] = decode_entries(last) if last else []
+    except msgspec.DecodeError:
+        return end, (0, 0, 0, 0), None
+    if not entries:
+        return end, (0, 0, 0, 0), length
+    entry = entries[-1]
+    return end, (entry.counters.version, entry.counters.pid, entry.counters.qid, entry.now), length
 
 
 def _overlap(one: SegmentFile, other: SegmentFile) -> DataDirectoryError:
