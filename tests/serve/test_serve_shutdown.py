@@ -89,6 +89,25 @@ async def test_what_does_not_end_is_cancelled_after_the_grace_period(autojump_cl
         assert await peer.end() == b""
 
 
+async def test_a_websocket_that_reads_nothing_leaves_time_for_the_rest(autojump_clock: trio.testing.MockClock) -> None:
+    """It is given up well before the end of the grace period: what is pending has to be written in what is left."""
+    listener, shutdown = MemoryListener(), trio.Event()
+    settings = Settings(data=None, lane=serve_kit.LANE, shutdown_seconds=10)
+    async with running(MemoryStore(), settings) as broker, trio.open_nursery() as nursery:
+        nursery.start_soon(partial(serve, broker, settings, listeners=[listener], shutdown=shutdown))
+        await trio.testing.wait_all_tasks_blocked()
+        peer = listener.connect(lockstep=True)  # a write waits for the reader
+        await peer.send(REQUEST)
+        await trio.testing.wait_all_tasks_blocked()
+        began = trio.current_time()
+        shutdown.set()
+        while nursery.child_tasks:
+            await trio.testing.wait_all_tasks_blocked()
+            if nursery.child_tasks:
+                await trio.sleep(0.1)
+    assert 5 < trio.current_time() - began < 8
+
+
 async def test_cancelling_serve_ends_everything_at_once(autojump_clock: trio.testing.MockClock) -> None:
     """Also a connection whose peer does not read, which hypercorn shields from a cancellation."""
     settings = Settings(data=None, lane=serve_kit.LANE)
