@@ -257,7 +257,7 @@ def _read(file: JournalFile) -> tuple[int, _End, int | None]:
                 pass
             length = None if reader.torn else reader.end
     try:
-        entries: list[Entry] = decode_entries(last) if last else []
+        entries: Sequence[Entry] = decode_entries(last) if last else ()
     except msgspec.DecodeError:
         return end, (0, 0, 0, 0), None
     if not entries:
