@@ -8,6 +8,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from queen_actors.domain import streams as rules
+from queen_actors.domain.effects import CursorPut
 from queen_actors.domain.partition import PartitionState, PushItem
 from queen_actors.domain.queue import QueueState
 from queen_actors.domain.streams import (
@@ -15,6 +16,7 @@ from queen_actors.domain.streams import (
     Cycled,
     CycleRefused,
     Mismatch,
+    PositionAck,
     Register,
     Registered,
     Settled,
@@ -101,7 +103,7 @@ class Streams:
         if cycle.ack is None:
             return None
         cursor = partition.cursors.get(cycle.group)
-        offset = partition.offset_of(cycle.ack.txn)
+        offset = None if cursor is None else _named(partition, cursor, cycle.ack)
         settled = rules.settle(cursor, cycle.ack, cycle.release, draft.now, offset)
         if isinstance(settled, Settled):
             if settled.cursor is not cursor:
@@ -124,6 +126,16 @@ class Streams:
 
     def _plain(self, row: StateRow) -> StateRow:
         return replace(row, value=self._core.cipher.open(row.value))
+
+
+def _named(partition: PartitionState, cursor: CursorPut, ack: PositionAck) -> int | None:
+    """The place of the message that the ack names: where its count leads, if that message has the id; otherwise that of
+    one that is done, if one has it. Several messages may."""
+    at = cursor.marker + ack.count - 1
+    there = partition.entry(at)
+    if there is not None and there.txn == ack.txn:
+        return at
+    return partition.resolve([ack.txn], cursor.committed, cursor.committed, {})[0]
 
 
 def _keys(cycle: Cycle, queue: QueueState, partition: PartitionState) -> Iterator[Key]:

@@ -10,6 +10,7 @@ from broker_kit import SECOND, ack, configure, cursor, pop, push, started, txns
 from queen_actors.broker import Broker
 from queen_actors.domain.cursor import Ack, PopReply
 from queen_actors.domain.partition import PushItem
+from queen_actors.domain.streams import Cycle, Cycled, CycleRefused, PositionAck, Register, Registered
 from queen_actors.domain.transaction import Committed, Transaction
 from queen_actors.storage.memory import MemoryStore
 
@@ -166,3 +167,27 @@ async def test_ids_repeated_after_the_window_while_a_backlog_waits(autojump_cloc
         leased = await pop(broker, group="g")
         assert await settled(broker, leased, "a") == [True]
         assert committed(broker) == 0
+
+
+async def test_a_cycle_that_is_sent_again_settles_nothing_more(autojump_clock: object) -> None:
+    """A stream's ack goes by its count, and its id tells a cycle that was applied before from the next one: also where
+    a message behind it has that id."""
+    async with started() as broker:
+        await configure(broker, dedup_window_seconds=0)
+        await push(broker, "a", "b", "a", "c")
+        query = await broker.streams.register(Register("query", "q", "shape"))
+        assert isinstance(query, Registered)
+        leased = await pop(broker, group="g")
+        pid = leased.claims[0].pid
+
+        async def cycle(txn: str, count: int) -> bool:
+            step = Cycle(query.id, pid, "g", (), (), PositionAck(txn, leased.lease_id, "completed", count), False)
+            reply = await broker.streams.cycle(step)
+            assert isinstance(reply, Cycled | CycleRefused)
+            return isinstance(reply, Cycled)
+
+        assert await cycle("a", 1)
+        assert not await cycle("a", 1), "the answer was lost: it is sent again"
+        assert committed(broker) == 0
+        assert await cycle("a", 2)
+        assert committed(broker) == 2
