@@ -208,6 +208,8 @@ class JournalReader:
         self.path = path
         self._last = last
         self.end = PAGE
+        self.last_frame = PAGE
+        """The byte at which the last frame begins; `end` when there is none."""
         self.torn = 0
         """Bytes of a torn end behind `end`: what a cut would remove."""
         with open(path, "rb") as file:
@@ -237,6 +239,7 @@ class JournalReader:
                 body = file.read(length)
                 if len(body) != length or _checksum(sequence, body) != checksum:
                     break
+                self.last_frame = self.end
                 self.end += _HEAD.size + length
                 self.position = sequence
                 yield sequence, body
@@ -286,10 +289,21 @@ def _frame_in(rest: bytes, end: int, low: int) -> int | None:
     return None
 
 
-def cut(ops: FileOps, path: str, end: int) -> None:
-    """Remove what lies behind the last frame, a torn end or zeros, for good. Raises OSError."""
+def cut(ops: FileOps, path: str, end: int, last_frame: int | None = None) -> None:
+    """Remove what lies behind the last frame, a torn end or zeros, for good. Raises OSError.
+
+    `last_frame`: the byte at which that frame begins, if it may be one whose flush failed. It is written again then:
+    Linux takes what it failed to write for written, shows it to readers, and flushes it no more. It is one frame at
+    most, because a store ends with the first flush that fails.
+    """
     fd = ops.open(path)
     try:
+        if last_frame is not None and last_frame < end:
+            try:
+                ops.write(fd, (os.pread(fd, end - last_frame, last_frame),), last_frame)
+            except OSError as error:  # some file systems need room for that; without it, it is as durable as it was
+                if error.errno not in FULL:
+                    raise
         ops.truncate(fd, end)
         if faultpoints.armed:
             faultpoints.passage("journal.cut.truncated")

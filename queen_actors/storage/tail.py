@@ -30,8 +30,9 @@ class JournalTail:
         self.counters: Counters | None = None
         self.last_instant = 0
         self.cut_bytes = 0
-        self._cuts: list[tuple[str, int]] = []
-        self._whole: str | None = None
+        self._cuts: list[tuple[str, int, int | None]] = []
+        """Files with the byte at which they are to end; with the last frame's, if what was read of it may lie in the
+        system's cache alone."""
         self.kept: list[tuple[JournalFile, int]] = []
         """The files that hold entries, each with the position it ends at."""
         self.last_end = 0
@@ -100,10 +101,8 @@ class JournalTail:
                     "is damaged. The file is kept as it is. Restore the data directory from a backup."
                 )
             self.cut_bytes = reader.torn
-        if reader.end < os.path.getsize(file.path):
-            self._cuts.append((file.path, reader.end))
-        elif newest:
-            self._whole = file.path
+        if newest or reader.end < os.path.getsize(file.path):
+            self._cuts.append((file.path, reader.end, reader.last_frame if newest else None))
         if reader.position > file.first:
             self.kept.append((file, reader.position))
             self.last_end = reader.end
@@ -111,8 +110,8 @@ class JournalTail:
             self.empty = file
 
     def finish(self) -> None:
-        """The log has been read: check that it reaches as far as it is known to, and only then cut a torn end, and
-        what was allocated ahead. Raises DataDirectoryError, OSError."""
+        """The log has been read: check that it reaches as far as it is known to, and only then cut a torn end and
+        what was allocated ahead, and make the rest durable. Raises DataDirectoryError, OSError."""
         noted, newest = self._directory.noted_position(self.position)
         if self.position < noted:
             raise DataDirectoryError(
@@ -127,10 +126,8 @@ class JournalTail:
             )
         if self.cut_bytes:
             _log.warning("cut %d bytes of an unfinished commit off the log's end", self.cut_bytes)
-        for path, end in self._cuts:
-            journal.cut(self._directory.ops, path, end)
-        if self._whole is not None:  # nothing was cut, which syncs: what was read may lie in the system's cache alone
-            self._directory.ops.sync_file(self._whole)
+        for path, end, last_frame in self._cuts:
+            journal.cut(self._directory.ops, path, end, last_frame)
 
     def _take(self, chunk: list[Entry]) -> None:
         self.counters = chunk[-1].counters
