@@ -187,9 +187,9 @@ class Log:
         later = deferral.get()
         if later is not None:
             if later.position and later.reloads != self.reloads:  # what came before is of a numbering that is over
-                if later.position > self.reached(later.reloads):
+                before, later.position = later.position, 0
+                if before > self.reached(later.reloads):
                     raise copy(self._refusal)
-                later.position = 0
             if wanted > self.committed:
                 if not later.position:
                     later.log, later.reloads = self, self.reloads
