@@ -71,10 +71,8 @@ def passed(summary: Summary) -> str:
     return told
 
 
-async def found(
-    run: Callable[[Path, int], Awaitable[Summary]], tmp_path: Path, words: str = "", tries: int = 3
-) -> None:
-    """One of a few campaigns reports it."""
+async def found(run: Callable[[Path, int], Awaitable[Summary]], tmp_path: Path, *words: str, tries: int = 3) -> None:
+    """One of a few campaigns reports it, in one of these words."""
     seed = random.getrandbits(32)
     told = ""
     for number in range(tries):
@@ -83,7 +81,7 @@ async def found(
         summary = await run(place, seed + number)
         told = "\n".join(summary.lines())
         print(told)
-        if any(words in violation for violation in summary.violations):
+        if any(each in violation for violation in summary.violations for each in words or ("",)):
             return
     pytest.fail(f"it was not found: {told}")
 
@@ -115,7 +113,8 @@ async def test_a_broker_that_does_not_stop_is_found(tmp_path: Path, monkeypatch:
 async def test_a_stop_that_loses_what_was_answered_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A control of stops: a broker that answers for a while yet when it is told to stop, and writes no more."""
     monkeypatch.setattr(KillCampaign, "planted", "a_stop_writes_nothing_more")
-    await found(stops, tmp_path, "was acknowledged")
+    # Also a roll on its way out, or the next start, may be what notices that the journal is short
+    await found(stops, tmp_path, "was acknowledged", "was committed", "a file between them is missing")
 
 
 async def test_pauses_longer_than_every_lease_break_no_promise(tmp_path: Path) -> None:
