@@ -138,7 +138,7 @@ class SocketPeer:
 
     async def event(self, name: str, seconds: float = math.inf) -> Arrival | None:
         """The next event of this subscription, tail or watch; None after that time. Raises Lost."""
-        with trio.move_on_after(seconds):
+        with trio.move_on_after(max(seconds, 0.0)):
             while not self._events[name]:
                 if self._closed:
                     raise Lost("the connection ended")
