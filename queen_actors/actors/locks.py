@@ -56,6 +56,16 @@ class _End(Struct):
     reason: str | None
 
 
+class _Assured(Struct, eq=False):
+    """Callers without a connection have asked again for a permit that their owner has: `asking` of them wait for their
+    answer, and one that is `told` relies on it. `unwanted`: whom it was granted to wants it no more."""
+
+    token: int
+    asking: int = 0
+    told: bool = False
+    unwanted: Permit | None = None
+
+
 _Line = OrderedDict[_Waiter, None]
 
 
@@ -65,12 +75,14 @@ class Locks:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._lines: dict[str, _Line] = {}
+        self._unsorted: set[str] = set()
+        """Names with a line to which some came back, who are to stand where they stood."""
         self._waited = 0
         """How many have asked for a place in a line."""
         self._holders: dict[str, dict[Permits, None]] = {}
         """Who is to be told of the permit of this key."""
-        self._assured: dict[str, int] = {}
-        """The token of a permit by key, of which a caller without a connection was told that it holds it already."""
+        self._assured: dict[str, _Assured] = {}
+        """Permits by key of which callers without a connection are told that they hold them already."""
         self._moved: dict[str, None] = {}
         """Names with a line whose permits have changed."""
         self._unclaimed: list[Permit] = []
@@ -91,7 +103,8 @@ class Locks:
         core = self._core
         await core.turn([("lock", op.name) for op in ops] if core.turns.busy else ())
         results = self._step(ops, holding.get())
-        await core.log.durable()
+        with self._telling(ops, results, holding.get()):
+            await core.log.durable()
         return results
 
     async def acquire(self, op: Acquire, wait: int, *, session: bool = False) -> LockResult:
@@ -113,10 +126,11 @@ class Locks:
             result = await self._wait(waiter, deadline)
         while True:
             try:
-                if waiter.result is None:
-                    await core.log.durable()
-                else:
-                    await core.log.durable(waiter.position, waiter.reloads)
+                with self._telling([op], [result], waiter.permits):
+                    if waiter.result is None:
+                        await core.log.durable()
+                    else:
+                        await core.log.durable(waiter.position, waiter.reloads)
                 return result
             except StorageFull:
                 if waiter.result is None or trio.current_time() >= deadline:
@@ -158,14 +172,12 @@ class Locks:
         return self._closed or (waiter.permits is not None and waiter.permits.stopped)
 
     def _enter(self, waiter: _Waiter) -> None:
-        """Stand in line, at the place of before if it has stood there."""
+        """Stand in line, from the next `_serve` on at the place of before if it has stood there."""
         name = waiter.op.name
         line = self._lines.setdefault(name, OrderedDict())
-        back = bool(line) and next(reversed(line)).number > waiter.number
+        if line and next(reversed(line)).number > waiter.number:
+            self._unsorted.add(name)  # many may come back at once: they are sorted once
         line[waiter] = None
-        if back:
-            for each in sorted(line, key=lambda other: other.number):
-                line.move_to_end(each)
 
     def _leave(self, waiter: _Waiter) -> None:
         line = self._lines.get(waiter.op.name)
@@ -173,6 +185,7 @@ class Locks:
             line.pop(waiter, None)
             if not line:
                 del self._lines[waiter.op.name]
+                self._unsorted.discard(waiter.op.name)
 
     def _step(self, ops: Sequence[LockOp], permits: Permits | None, *, session: bool = False) -> list[LockResult]:
         """Decide and commit, in one go; those who wait for what is free now come first."""
@@ -210,11 +223,43 @@ class Locks:
         """The caller has a permit: if it is a connection, it hears of it from now on."""
         if permits is None:
             if result.already:
-                self._assured[permit_key(op.name, result.slot)] = result.token
+                key = permit_key(op.name, result.slot)
+                assured = self._assured.get(key)
+                if assured is None or assured.token != result.token:
+                    assured = self._assured[key] = _Assured(result.token)
+                assured.asking += 1
         else:
             permit = _permit(op, result, session)
             permits.add(permit)
             self._holders.setdefault(permit.key, {})[permits] = None
+
+    @contextmanager
+    def _telling(
+        self, ops: Sequence[LockOp], results: Sequence[LockResult], permits: Permits | None
+    ) -> Generator[None]:
+        """While the answer waits for the log. Whoever is not told, relies on nothing."""
+        told = False
+        try:
+            yield
+            told = True
+        finally:
+            if permits is None:
+                for op, result in zip(ops, results, strict=True):
+                    if isinstance(op, Acquire) and result.ok and result.already:
+                        self._answered(permit_key(op.name, result.slot), result.token, told)
+
+    def _answered(self, key: str, token: int, told: bool) -> None:
+        """One who asked for a permit that its owner has already was told so, or went away before."""
+        assured = self._assured.get(key)
+        if assured is None or assured.token != token:
+            return  # it is over
+        assured.asking -= 1
+        assured.told |= told
+        if not assured.told and not assured.asking:
+            del self._assured[key]
+            if assured.unwanted is not None:
+                self._unclaimed.append(assured.unwanted)
+                self._work.unpark_all()
 
     # -- lines -----------------------------------------------------------------------------------------------------
 
@@ -224,6 +269,10 @@ class Locks:
         line = self._lines.get(name)
         if not line:
             return
+        if name in self._unsorted:
+            self._unsorted.discard(name)
+            for waiter in sorted(line, key=lambda other: other.number):
+                line.move_to_end(waiter)
         core = self._core
         state = core.directory.lock(name)
         owners = {holder.owner for holder in state.holders(core.clock.now())}
@@ -318,7 +367,9 @@ class Locks:
             raise
 
     def _shared(self, permit: Permit) -> bool:
-        if not permit.session and self._assured.get(permit.key) == permit.token:
+        assured = self._assured.get(permit.key)
+        if not permit.session and assured is not None and assured.token == permit.token:
+            assured.unwanted = permit
             return True  # one that lives with a connection ends with it, whoever else asked
         return any(others.holds(permit) for others in self._holders.get(permit.key, {}))
 
@@ -347,8 +398,9 @@ class Locks:
         """An effect was applied: was a permit lost by whom, and is one free for whom?"""
         if effect.ns != LOCKS_NAMESPACE:
             return
-        if self._assured and (isinstance(effect, KvDropped) or effect.version != self._assured.get(effect.key)):
-            self._assured.pop(effect.key, None)
+        assured = self._assured.get(effect.key) if self._assured else None
+        if assured is not None and (isinstance(effect, KvDropped) or effect.version != assured.token):
+            del self._assured[effect.key]
         if effect.key in self._holders:
             self._told(effect)
         if self._lines:
@@ -396,9 +448,9 @@ class Locks:
             if end.permits.back(end.permit):
                 self._holders.setdefault(end.permit.key, {})[end.permits] = None
         self._ends.clear()
-        for key, token in list(self._assured.items()):
+        for key, assured in list(self._assured.items()):
             row = self._row(key, now)
-            if row is None or row.version != token:
+            if row is None or row.version != assured.token:
                 del self._assured[key]
         for key in list(self._holders):
             row = self._row(key, now)

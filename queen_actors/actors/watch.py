@@ -90,23 +90,23 @@ class Watch:
         """Begin; what changes after the state that is returned is told by `next`. Raises TooLarge when there are more
         rows than one watch may have."""
         core = self._core
-        while True:
-            await core.turn()
-            reloads = core.log.reloads
-            self._begin_again()
-            try:
-                begun = self._begin()
-            except TooLarge:
-                if await core.kept(reloads):
-                    raise
-                continue
-            self._watches.add(self)
-            try:
+        try:
+            while True:
+                await core.turn()
+                reloads = core.log.reloads
+                self._begin_again()
+                try:
+                    begun = self._begin()
+                except TooLarge:
+                    if await core.kept(reloads):
+                        raise
+                    continue
+                self._watches.add(self)
                 if await core.kept(reloads) and core.log.reloads == reloads:
                     return begun
-            except BaseException:
-                self.close()
-                raise
+        except BaseException:
+            self.close()
+            raise
 
     def _begin(self) -> Watched:
         latest = self._core.directory.counters.version

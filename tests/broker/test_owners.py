@@ -22,6 +22,12 @@ async def holder(broker: Broker) -> str | None:
     return found.holders[0].owner if found.holders else None
 
 
+def decided_holder(broker: Broker) -> str | None:
+    """Whom the lock was given, durable or not."""
+    holders = broker._core.directory.lock("l").holders(broker.clock.now())
+    return holders[0].owner if holders else None
+
+
 async def granted_in_line(broker: Broker, store: MemoryStore, second: bool) -> list[LockResult]:
     """Somebody waits for a lock and is cancelled between its grant and the disk; in between the same owner may have
     asked again, and waited no longer than the disk takes. What the second one was told."""
@@ -68,6 +74,38 @@ async def test_a_grant_that_nobody_came_for_is_given_back(autojump_clock: object
         assert await granted_in_line(broker, store, second=False) == []
         await trio.sleep(3)
         assert await holder(broker) is None
+
+
+@pytest.mark.parametrize(("granted", "asking"), [(0.5, 0.5), (0.3, 0.5), (0.5, 0.3)])
+@pytest.mark.parametrize("in_line", [False, True])
+async def test_who_went_before_the_answer_relies_on_nothing(
+    autojump_clock: object, granted: float, asking: float, in_line: bool
+) -> None:
+    """A client waits in line and asks once more when it has been granted, and all of it is cancelled before the disk
+    has the grant, in whatever order: the lock is free at once, and not when its lifetime is over."""
+    store = MemoryStore(retain=True)
+    async with started(store) as broker:
+        (other,) = await broker.locks([Acquire("l", 60 * SECOND, "other")])
+        store.faults.latency = 1
+
+        async def cancelled(after: float, again: bool) -> None:
+            with trio.move_on_after(after) as scope:
+                if again and not in_line:
+                    await broker.locks([MINE])
+                else:
+                    await broker.acquire(MINE, WAIT)
+            assert scope.cancelled_caught
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cancelled, 0.2 + granted, False)
+            await trio.sleep(0.1)
+            nursery.start_soon(broker.locks, [Release("l", other.token, other.slot)])
+            await trio.sleep(0.1)
+            assert decided_holder(broker) == "me"
+            nursery.start_soon(cancelled, asking, True)
+        await trio.sleep(3)
+        assert await holder(broker) is None
+        assert broker._locks._assured == {}
 
 
 async def test_a_permit_that_lives_with_a_connection_ends_with_it(autojump_clock: object) -> None:

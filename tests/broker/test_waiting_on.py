@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,15 +10,18 @@ import trio
 from broker_kit import SECOND, ack, pop, push, started, txns
 from trio.testing import MockClock
 
+from queen_actors.actors import locks
 from queen_actors.actors.log import Deferral, deferral
 from queen_actors.broker import Broker
 from queen_actors.client import Queen
 from queen_actors.domain.cursor import PopRequest
+from queen_actors.domain.effects import Entry
 from queen_actors.domain.kv import Get, Put
 from queen_actors.domain.locks import Acquire, Release
 from queen_actors.domain.overview import FetchEntry
 from queen_actors.domain.watch import WatchTerms
-from queen_actors.errors import StorageFull
+from queen_actors.errors import StorageFull, Unavailable
+from queen_actors.ports import Recovered, Recovery
 from queen_actors.serve.deferring import durable
 from queen_actors.storage.memory import MemoryStore
 from queen_actors.testing.memory import MemoryLog, memory_broker
@@ -26,6 +29,25 @@ from queen_actors.testing.memory import MemoryLog, memory_broker
 VIRTUAL_TIME = True
 ROOM = 3.0
 """Seconds that the disk is full."""
+
+
+class SlowlyRefusing(MemoryStore):
+    """A full disk says so after a second; reading the log again takes `reading` seconds."""
+
+    def __init__(self, *, retain: bool, reading: float = 0) -> None:
+        super().__init__(retain=retain)
+        self.reading = reading
+
+    async def open(self, recovery: Recovery) -> Recovered:
+        if self.faults.full:
+            await trio.sleep(self.reading)
+        return await super().open(recovery)
+
+    async def commit(self, entries: Sequence[Entry], done: Callable[[], None] | None = None) -> None:
+        if self.faults.full:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(1)
+        await super().commit(entries, done)
 
 
 async def refused(write: Awaitable[Any]) -> None:
@@ -168,6 +190,53 @@ async def test_who_is_granted_by_a_refused_release_stands_in_line_again(autojump
         assert order == ["first", "second", "third"]
 
 
+async def test_many_who_are_granted_in_vain_go_back_into_the_line_together(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where those of a long line stand is looked at once for all who come back, not once for each; and they are served
+    in their order, before those who have waited on."""
+    looks = 0
+    place = vars(locks._Waiter)["number"]
+
+    def look(waiter: Any) -> int:
+        nonlocal looks
+        looks += 1
+        number: int = place.__get__(waiter)
+        return number
+
+    counted = type("Waiter", (locks._Waiter,), {"number": property(look, place.__set__)})
+    many = 40
+    store = SlowlyRefusing(retain=True)
+    order: list[str] = []
+
+    async def waiting(broker: Broker, owner: str) -> None:
+        assert (await broker.acquire(Acquire("l", 600 * SECOND, owner, many), 50 * SECOND)).ok
+        order.append(owner)
+
+    async with started(store) as broker:
+        held = [(await broker.locks([Acquire("l", 600 * SECOND, f"h{n}", many)]))[0] for n in range(many)]
+        monkeypatch.setattr(locks, "_Waiter", counted)
+        async with trio.open_nursery() as nursery:
+            for n in range(2 * many):
+                nursery.start_soon(waiting, broker, f"w{n:02}")
+                await trio.sleep(0.01)
+            looks = 0
+            store.faults.full = True
+            for each in held:
+                nursery.start_soon(refused, broker.locks([Release("l", each.token, each.slot)]))
+            await trio.sleep(ROOM)
+            assert len(broker._locks._lines["l"]) == 2 * many
+            store.faults.full = False
+            await trio.sleep(ROOM)
+            assert order == []
+            assert looks < 10 * many
+            for each in held:
+                await broker.locks([Release("l", each.token, each.slot)])
+            await trio.sleep(1)
+            assert order == [f"w{n:02}" for n in range(many)]
+            nursery.cancel_scope.cancel()
+
+
 async def test_an_acquire_whose_wait_is_over_at_the_refusal_is_refused(autojump_clock: MockClock) -> None:
     """It has nothing left to wait; and who is granted at once is refused as any write is."""
     store = MemoryStore(retain=True)
@@ -204,6 +273,23 @@ async def test_a_watch_tells_what_became_of_a_refused_write(autojump_clock: Mock
         (got,), (news,) = sorted(found, key=lambda one: hasattr(one[0], "rows"))
         assert got.row.value == b"1"
         assert [row.row.value for row in news.rows] == [b"1"]
+
+
+async def test_a_watch_that_could_not_be_opened_is_not_there(autojump_clock: MockClock) -> None:
+    """What it saw was refused, and reading the state again takes longer than anybody waits for it: it is told so, and
+    what changes from then on is noted for nobody."""
+    store = SlowlyRefusing(retain=True, reading=40)
+    async with started(store) as broker:
+        await broker.kv([Put("ns", "k", b"1", None)])
+        store.faults.full = True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(refused, broker.kv([Put("ns", "k", b"2", None)]))
+            await trio.sleep(0.5)
+            with pytest.raises(Unavailable):
+                await broker.watch(WatchTerms("ns", "k")).open()
+            assert len(broker._watches) == 0
+        store.faults.full = False
+        await trio.sleep(60)
 
 
 async def test_a_client_in_the_process_goes_on_after_a_full_disk(autojump_clock: MockClock) -> None:
