@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 from msgspec import Struct
 
 from queen_actors import limits
 from queen_actors.domain import cursor as rules
-from queen_actors.domain.cursor import Ack, AckOutcome, Claim, LeaseEnd, LeaseExtended, Signal
+from queen_actors.domain.cursor import Ack, AckOutcome, Claim, LeaseEnd, LeaseExtended, Signal, graver
 from queen_actors.domain.effects import CursorDropped, CursorPut, DeadLetterPut, Effect, QueueDropped, Record
 from queen_actors.domain.partition import PartitionState
 from queen_actors.domain.queue import QueueState
@@ -72,6 +73,8 @@ class Loaded(Struct):
 
 _Target = tuple[int, str, str]
 """(partition, group, lease): acks of one target are decided together."""
+CONFLATED = 10_000
+"""Leases of unregistered conflating groups that are known as such."""
 SPANS = 256
 """How many leases' spans are remembered: consumers that ack a backlog message by message need theirs again."""
 
@@ -90,6 +93,9 @@ class Acks:
         """Leases that were given back, as long as that is not durable."""
         self._reason = "settled"
         self._spans: OrderedDict[tuple[int, str, str], Mapping[str, Sequence[int]]] = OrderedDict()
+        self._conflated: OrderedDict[tuple[int, str], str] = OrderedDict()
+        """Leases of which only the last message was handed out, of groups that are not registered. It is for ids that
+        are there twice alone: without it, as after a start, such a message is delivered once more."""
         core.log.on_commit.append(self._tell)
 
     # -- ack -------------------------------------------------------------------------------------------------------
@@ -183,13 +189,16 @@ class Acks:
                 spans[span] = (first, end)
                 continue
             spent = cursor.retries >= queue.options.retry_limit
-            for place, offset in zip(places, offsets, strict=True):
-                if offset is None or not cursor.committed < offset <= end:
-                    continue
-                if acks[place].status == "dlq" or (acks[place].status == "failed" and spent):
-                    held = isinstance(partition.entry(offset), Record) or (pid, offset) in loaded.records
-                    if not held:
-                        records.setdefault(pid, set()).add(offset)
+            grave = {
+                acks[place].txn
+                for place in places
+                if acks[place].status == "dlq" or (acks[place].status == "failed" and spent)
+            }
+            # Which of several with one id is meant may change with what the call's other acks settle
+            for offset in chain(*partition.occurrences(grave, after, end, known or {}).values()) if grave else ():
+                held = isinstance(partition.entry(offset), Record) or (pid, offset) in loaded.records
+                if not held:
+                    records.setdefault(pid, set()).add(offset)
         return spans, records
 
     def _targets(self, acks: Sequence[Ack]) -> dict[_Target, list[int]]:
@@ -200,11 +209,20 @@ class Acks:
                 targets.setdefault((ack.pid, ack.group, ack.lease_id or ""), []).append(place)
         return targets
 
-    @staticmethod
-    def _delivered_after(queue: QueueState, cursor: CursorPut) -> int:
+    def conflated(self, pid: int, group: str, lease_id: str) -> None:
+        """Only the last message of this lease was handed out, to a group that nothing is kept of but its cursors."""
+        self._conflated[pid, group] = lease_id
+        self._conflated.move_to_end((pid, group))
+        while len(self._conflated) > CONFLATED:
+            self._conflated.popitem(last=False)
+
+    def _delivered_after(self, queue: QueueState, cursor: CursorPut) -> int:
         """The offset behind which the leased messages lie: of a conflating group only the last one was delivered."""
         group = queue.groups.get(cursor.group)
-        conflating = group is not None and group.conflation
+        if group is None:
+            conflating = bool(cursor.lease_id) and self._conflated.get((cursor.pid, cursor.group)) == cursor.lease_id
+        else:
+            conflating = group.conflation
         return max(cursor.committed, cursor.batch_end - 1) if conflating else cursor.committed
 
     def _span(self, span: tuple[int, str, str], loaded: Loaded) -> Mapping[str, Sequence[int]] | None:
@@ -250,6 +268,8 @@ class Acks:
         leased = self._span((pid, group, cursor.lease_id or cursor.settled_lease), loaded) or {}
         offsets = partition.resolve([ack.txn for ack in acks], after, end, leased)
         entries = [(ack.txn, Signal(ack.status, offset, ack.error)) for ack, offset in zip(acks, offsets, strict=True)]
+        if len({ack.txn for ack in acks}) < len(acks):
+            entries = graver(entries)
         acked = rules.acknowledge(cursor, entries, lease_id, draft.now, queue.options, repeats=repeats)
         for offset, error in acked.dead:
             known = partition.entry(offset)

@@ -478,6 +478,8 @@ class Pops:
         draft.effects.append(taken.cursor)
         if not taken.records:
             return None
+        if group.conflation and taken.cursor.lease_id and group.group not in queue.groups:
+            self._acks.conflated(partition.pid, group.group, lease_id)
         return Claim(queue.name, partition.name, partition.pid, taken.attempt, taken.records)
 
     def _start(self, partition: PartitionState, group: GroupPut, call: _Call) -> int | _Locate:

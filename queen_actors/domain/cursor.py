@@ -225,6 +225,19 @@ _RANK = {"completed": 0, "retry": 1, "failed": 2, "dlq": 3}
 """Where one offset is named twice, and for the head of a request: the graver word counts."""
 
 
+def graver(entries: Sequence[tuple[str, Signal]]) -> list[tuple[str, Signal]]:
+    """Acks of one call by which several messages are meant that have one transaction id: nothing tells which word is
+    for which, so that each gets the graver one."""
+    named: dict[str, set[int | None]] = {}
+    words: dict[str, Signal] = {}
+    for txn, signal in entries:
+        named.setdefault(txn, set()).add(signal.offset)
+        words[txn] = max(words.get(txn, signal), signal, key=lambda word: _RANK[word.status])
+    return [
+        (txn, replace(words[txn], offset=signal.offset) if len(named[txn]) > 1 else signal) for txn, signal in entries
+    ]
+
+
 def acknowledge(
     cursor: CursorPut,
     entries: Sequence[tuple[str, Signal]],

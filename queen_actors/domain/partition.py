@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from struct import Struct as Layout
 
 import msgspec
@@ -74,6 +74,7 @@ class PartitionState:
         "next_offset",
         "pid",
         "qid",
+        "repeats",
         "tail",
         "txns",
     )
@@ -90,6 +91,8 @@ class PartitionState:
         self.tail: list[Record] = []
         self.txns: dict[str, int] = {}
         """The latest offset in the tail of each transaction id."""
+        self.repeats: dict[str, list[int]] | None = None
+        """All offsets in the tail of the transaction ids that are there more than once; mostly there are none."""
         self.cursors: dict[str, CursorPut] = {}
 
     # -- what is known ---------------------------------------------------------------------------------------------
@@ -136,9 +139,9 @@ class PartitionState:
         knows the id.
         """
         last = self.next_offset - 1 if end is None else end
-        spanned = self._offsets(set(txns), committed, last, leased)
+        spanned = self.occurrences(set(txns), committed, last, leased)
         outside = {txn for txn, offsets in spanned.items() if not offsets}
-        done = self._offsets(outside, max(committed - POP_BATCH_MAX, -1), committed, leased) if outside else {}
+        done = self.occurrences(outside, max(committed - POP_BATCH_MAX, -1), committed, leased) if outside else {}
         named = dict.fromkeys(spanned, 0)
         found: list[int | None] = []
         for txn in txns:
@@ -150,7 +153,7 @@ class PartitionState:
                 found.append(done[txn][-1] if done[txn] else self.offset_of(txn))
         return found
 
-    def _offsets(
+    def occurrences(
         self, txns: Set[str], after: int, last: int, leased: Mapping[str, Sequence[int]]
     ) -> dict[str, list[int]]:
         """Where in `(after, last]` each of these transaction ids is, as far as it is remembered or in `leased`."""
@@ -158,17 +161,16 @@ class PartitionState:
         if after < self.index.last:
             for txn, places in found.items():
                 places.update(self.index.offsets(txn))
-        if len(self.txns) != len(self.tail):  # some id is there twice
-            start = self.sealed_end
-            for record in self.tail[max(after + 1 - start, 0) : max(last + 1 - start, 0)]:
-                if record.txn in txns:
-                    found[record.txn].add(record.offset)
+        if self.repeats:
+            for txn in txns & self.repeats.keys():
+                found[txn].update(self.repeats[txn])
         return {txn: sorted([place for place in places if after < place <= last]) for txn, places in found.items()}
 
-    def unique(self, first: int) -> bool:
-        """Is no transaction id of a message in memory that of another one from `first` on too?"""
-        tail = len(self.tail)
-        return len(self.txns) == tail and first >= self.next_offset - tail
+    def unique(self, txns: Iterable[str], first: int) -> bool:
+        """Is it certain that each of these transaction ids is that of one message from `first` on?"""
+        if first < self.sealed_end:
+            return False
+        return not self.repeats or self.repeats.keys().isdisjoint(txns)
 
     def offset_of(self, txn: str) -> int | None:
         """The offset of `known`."""
@@ -245,11 +247,21 @@ class PartitionState:
         """Apply `Appended`: the offsets continue the partition, in the log's order."""
         assert records[0].offset == self.next_offset, "a partition's offsets have no gap"
         self.tail.extend(records)
-        txns = self.txns
-        for record in records:
-            txns[record.txn] = record.offset
+        self._note(records)
         self.next_offset = records[-1].offset + 1
         self.last_ts = records[-1].ts
+
+    def _note(self, records: Sequence[Record]) -> None:
+        """Take the records' transaction ids to where those of the tail are."""
+        txns = self.txns
+        for record in records:
+            txn, offset = record.txn, record.offset
+            before = txns.setdefault(txn, offset)
+            if before != offset:
+                if self.repeats is None:
+                    self.repeats = {}
+                self.repeats.setdefault(txn, [before]).append(offset)
+                txns[txn] = offset
 
     def put_cursor(self, effect: CursorPut) -> None:
         """Apply `CursorPut`."""
@@ -292,8 +304,21 @@ class PartitionState:
             self.index.append(record)
             if self.txns.get(record.txn) == record.offset:
                 del self.txns[record.txn]
+        if self.repeats:
+            self._forget(gone)
         del self.tail[:count]
         return sum(len(record.payload) for record in gone)
+
+    def _forget(self, gone: Sequence[Record]) -> None:
+        """These are no longer in the tail; an id that is there once only is no repeat."""
+        assert self.repeats is not None, "asked for by the caller"
+        for record in gone:
+            offsets = self.repeats.get(record.txn)
+            if offsets is not None:
+                offsets.remove(record.offset)
+                if len(offsets) == 1:
+                    del self.repeats[record.txn]
+        self.repeats = self.repeats or None
 
     def prune(self, since: int) -> None:
         """Forget the index entries of messages that were appended before `since`, but for those in memory."""
@@ -330,7 +355,7 @@ class PartitionState:
             self.index = Recents(packed[rows_at : rows_at + rows])
         if tail:
             self.tail = _unpacker_of_tail.decode(memoryview(packed)[rows_at + rows : rows_at + rows + tail])
-            self.txns = {record.txn: record.offset for record in self.tail}
+            self._note(self.tail)
         self.cursors = {cursor.group: cursor for cursor in packed_cursors(packed)}
         return self
 

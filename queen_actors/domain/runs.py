@@ -93,7 +93,7 @@ def settle_one(partition: PartitionState, ack: Ack, now: int) -> tuple[CursorPut
         return None
     if cursor.lease_id != ack.lease_id or not leased(cursor, now):
         return None
-    if not cursor.committed < offset <= cursor.batch_end or not partition.unique(cursor.committed + 1):
+    if not cursor.committed < offset <= cursor.batch_end or not partition.unique((ack.txn,), cursor.committed + 1):
         return None
     after, ended = completed(cursor, offset)
     return after, AckOutcome(ack.txn, True, lease_released=ended is not None)
@@ -108,7 +108,7 @@ def settle(partition: PartitionState, run: AckRun, now: int) -> tuple[CursorPut,
     cursor = partition.cursors.get(run.group)
     if cursor is None or cursor.lease_id != run.lease_id or not leased(cursor, now):
         return None
-    if not partition.unique(cursor.committed + 1):
+    if not partition.unique(run.txns, cursor.committed + 1):
         return None
     known = partition.txns
     try:

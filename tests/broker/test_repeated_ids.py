@@ -191,3 +191,64 @@ async def test_a_cycle_that_is_sent_again_settles_nothing_more(autojump_clock: o
         assert committed(broker) == 0
         assert await cycle("a", 2)
         assert committed(broker) == 2
+
+
+@pytest.mark.parametrize("partition", ["", "p"], ids=["queue", "pinned"])
+async def test_what_an_unregistered_conflating_group_was_handed_is_known(
+    partition: str, autojump_clock: object
+) -> None:
+    """A pop of one partition registers no group: its lease is of the newest message all the same."""
+    async with started() as broker:
+        await configure(broker, dedup_window_seconds=0)
+        await push(broker, "a", "b", "a")
+        pinned = {"partition": partition} if partition else {}
+        leased = await pop(broker, group="h", conflation=True, lease=30 * SECOND, **pinned)
+        assert await settled(broker, leased, "a", status="dlq") == [True]
+        letters, _ = await broker.dead_letters()
+        assert [view.letter.record.offset for view in letters] == [2]
+        await trio.sleep(31)
+        assert txns(await pop(broker, group="h", conflation=True, **pinned)) == []
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_letter_is_filed_whichever_message_it_comes_to(place: str, autojump_clock: object) -> None:
+    """What the other acks of a call settle may make an ack mean a later message of its id: that one is filed then."""
+    store = MemoryStore(retain=True)
+    async with started(store) as broker:
+        leased = await prepared(broker, store, place)
+        pid = leased.claims[0].pid
+        acks = [Ack("b", pid, "g", "completed", leased.lease_id), Ack("a", pid, "g", "dlq")]
+        assert [outcome.dlq for outcome in await broker.ack(acks)] == [False, True]
+        letters, _ = await broker.dead_letters()
+        assert [view.letter.record.offset for view in letters] == [2]
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_of_several_words_for_one_id_the_graver_counts(place: str, autojump_clock: object) -> None:
+    """Nothing tells which word is for which message: none that was given up may count as done, and be in no letter."""
+    store = MemoryStore(retain=True)
+    async with started(store) as broker:
+        leased = await prepared(broker, store, place)
+        pid = leased.claims[0].pid
+        words = (("a", "dlq"), ("b", "completed"), ("a", "completed"), ("c", "completed"))
+        await broker.ack([Ack(txn, pid, "g", word, leased.lease_id) for txn, word in words])
+        letters, _ = await broker.dead_letters()
+        assert sorted(view.letter.record.offset for view in letters) == [0, 2]
+        assert committed(broker) == 3
+
+
+async def test_one_repeated_id_costs_the_others_nothing(autojump_clock: object) -> None:
+    """Acks of ids that are there once go their short way; and so do all, when the first of a pair has left memory."""
+    store = MemoryStore(retain=True)
+    async with started(store) as broker:
+        await configure(broker, dedup_window_seconds=0)
+        await push(broker, "a", "b", "a", "c")
+        partition = broker._core.directory.find("q", "p")
+        assert partition is not None
+        assert partition.repeats == {"a": [0, 2]}
+        assert partition.unique(("b", "c"), 0)
+        assert not partition.unique(("b", "a"), 0)
+        partition.evict(0)
+        assert partition.repeats is None
+        assert partition.unique(("b", "a"), 1)
+        assert not partition.unique(("b",), 0), "what lies below may have that id, too"
