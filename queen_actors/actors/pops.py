@@ -383,7 +383,7 @@ class Pops:
         self.ready.promote(queue, index, draft.now)
         wanted: list[_Wanted] = []
         unseen = index.unseen
-        for partition in self._candidates(queue, pinned, index, group, budget.looks):
+        for partition in self._candidates(queue, call, index, group, budget.looks):
             if budget.spent:
                 break
             claim = self._claim(draft, queue, partition, group, index, call, lease_id, budget)
@@ -402,18 +402,18 @@ class Pops:
         return wanted
 
     def _candidates(
-        self, queue: QueueState, pinned: str | None, index: GroupIndex, group: GroupPut, looks: int
+        self, queue: QueueState, call: _Call, index: GroupIndex, group: GroupPut, looks: int
     ) -> Iterator[PartitionState]:
         """Holds of transactions do not matter here: a claim and a transaction are each decided in one go. What is
         packed away, and has nothing for the group, stays so."""
         directory = self._core.directory
-        if pinned is not None:
-            found = directory.find(queue.name, pinned)
+        if call.request.partition is not None:
+            found = directory.find(queue.name, call.request.partition)
             if found is not None:
                 yield found
             return
         since = first_wanted(group)
-        for pid in index.round(looks):
+        for pid in index.round(looks, dict.fromkeys((*call.starts, *call.records))):
             rests = pid not in directory.active and directory.at_rest(pid, group.group, since)
             partition = None if rests else directory.partition(pid)
             if partition is None:

@@ -101,10 +101,15 @@ class GroupIndex:
     def next_at(self) -> int | None:
         return self._later.next_at
 
-    def round(self, unseen: int = sys.maxsize) -> Iterator[int]:
-        """The ready partitions once around, those that were not looked at yet first (up to so many of them), then the
-        least recently looked at. What is not taken out of the line, or `passed`, is the next again."""
+    def round(self, unseen: int = sys.maxsize, loaded: Iterable[int] = ()) -> Iterator[int]:
+        """The ready partitions once around: those that something was `loaded` of, those that were not looked at yet (up
+        to so many of them), then the least recently looked at. What is not taken out of the line, or `passed`, is the
+        next again."""
         seen_before = len(self.ready)
+        for known in loaded:
+            if known in self.ready:
+                seen_before -= 1
+                yield known
         left = max(0, len(self._unseen) - unseen)
         while len(self._unseen) > left:
             new = self._unseen.pop()

@@ -10,6 +10,7 @@ from trio.testing import MockClock
 from queen_actors.actors.pops import LOOKS
 from queen_actors.broker import Broker
 from queen_actors.domain.cursor import PopReply
+from queen_actors.domain.effects import Record
 from queen_actors.domain.partition import PushItem
 from queen_actors.storage.memory import MemoryStore
 
@@ -93,3 +94,28 @@ async def test_who_is_cancelled_while_he_looks_leaves_the_rest_to_the_next(autoj
             scopes["going"].cancel()
         assert found == [("staying", ["last"])]
         assert trio.current_time() < 10
+
+
+async def test_a_first_pop_reads_no_more_than_it_takes(autojump_clock: MockClock) -> None:
+    """Of a sealed queue of which nothing is in memory: what was read for it is looked at before what nobody has looked
+    at yet. Each message comes once."""
+    store = MemoryStore(retain=True)
+    async with started(store, record_cache_bytes=0) as broker:
+        sent = [f"m{number}" for number in range(20)]
+        await broker.push([PushItem("q", f"p{place % 10}", b"1", txn=txn) for place, txn in enumerate(sent)])
+        await store.seal()
+        reads, read = 0, store.read
+
+        async def counted(pid: int, first: int, last: int, max_bytes: int) -> list[Record]:
+            nonlocal reads
+            reads += 1
+            return await read(pid, first, last, max_bytes)
+
+        store.read = counted  # type: ignore[method-assign]
+        found: list[str] = []
+        for pops in range(1, 11):
+            reply = await pop(broker, group="g", batch=2)
+            assert len(txns(reply)) == 2
+            assert reads <= pops
+            found += txns(reply)
+        assert sorted(found) == sorted(sent)
