@@ -202,6 +202,7 @@ class DurableStore:
                 if opened.dirty_since is not None and trio.current_time() >= opened.dirty_since + self._roll_seconds:
                     await self._roll(opened)
                 await opened.upkeep.seal(self._evict)
+                await opened.upkeep.remove_left()
                 if opened.upkeep.snapshot_due():
                     await opened.upkeep.take_snapshot()
                 await opened.upkeep.check_next()

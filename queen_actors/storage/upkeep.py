@@ -73,6 +73,8 @@ class Upkeep:
         self.behind: list[SegmentFile] = []
         self.since: list[SegmentFile] = []
         self.unchecked: list[SegmentFile] = []
+        self._doomed: dict[str, str] = {}
+        """Files that are to be removed, by path, each with the fault point that is passed then."""
         self.sizes: dict[str, int] = {}
         """Bytes of each of those files, by path."""
 
@@ -122,6 +124,7 @@ class Upkeep:
 
     async def take_snapshot(self) -> None:
         """Make a snapshot of all that is sealed, and remove what it replaces. Raises as `seal`."""
+        await self.remove_left()  # a journal that is there must find its segment, or its row, at the next start
         if not self.since:
             return
         old, since = self.snapshot, list(self.since)
@@ -227,14 +230,29 @@ class Upkeep:
         old = [file.path for file in self._directory.listing().snapshots if file.last < newest]
         self._remove(old, "snapshot.old_removed")
 
+    async def remove_left(self) -> None:
+        """Try again to remove what could not be removed. Raises OSError."""
+        if self._doomed:
+            await self._run(partial(self._remove, (), ""))
+
     def _remove(self, paths: Sequence[str], point: str) -> None:
-        for path in paths:
-            self._directory.ops.unlink(path)
+        """Remove these files, and what is left of those before; all are tried. Raises the first OSError."""
+        self._doomed |= dict.fromkeys(paths, point)
+        failure: OSError | None = None
+        for path, passed in list(self._doomed.items()):
+            try:
+                with suppress(FileNotFoundError):
+                    self._directory.ops.unlink(path)
+            except OSError as error:
+                failure = failure or error
+                continue
+            del self._doomed[path]
             self.sizes.pop(path, None)
             if faultpoints.armed:
-                faultpoints.passage(point)
-        if paths:
-            self._directory.ops.sync_directory(self._directory.path)
+                faultpoints.passage(passed)
+        self._directory.ops.sync_directory(self._directory.path)
+        if failure is not None:
+            raise failure
 
 
 class _Look:
