@@ -122,10 +122,10 @@ def test_a_step_that_did_nothing_has_not_passed() -> None:
 
 
 def test_what_tried_too_little_has_not_passed() -> None:
-    """At each change less than half of the target is not enough; in a night it is told."""
+    """At each change less than a quarter of the target is not enough; in a night it is told."""
     line = json.dumps({"counts": {"things": 2}, "not_run": [], "violations": []})
     script = f"import time; time.sleep(0.3); print({line!r})"
-    for target, small in ((4, True), (6, False)):
+    for target, small in ((8, True), (10, False)):
         result = run_step(*step(script, target, seconds=0.1))
         assert (result.done, result.state) == (2, "held")
         assert (result.passed("small"), result.passed("soak")) == (small, True)
