@@ -405,7 +405,8 @@ class Session:
             self._end_soon(limits.WS_WRITE_SECONDS)
 
     async def _watch_shutdown(self) -> None:
-        """Nothing new is claimed; what is in flight is answered; then the close, all within the grace period."""
+        """Nothing new is claimed; what is in flight is answered; then the close. A peer that reads nothing is given up
+        after three quarters of the grace period: the rest is for what is still to be written to the log."""
         await self._shutdown.wait()
         grace = self._settings.shutdown_seconds
         now = trio.current_time()
