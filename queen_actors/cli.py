@@ -8,6 +8,7 @@ it at once.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import logging
 import os
@@ -22,7 +23,7 @@ import msgspec
 import structlog
 import trio
 
-from . import __version__
+from . import __version__, limits
 from .actors.cipher import Cipher
 from .api.auth import authorizer
 from .broker import running
@@ -34,6 +35,9 @@ from .serve.tls import server_context
 from .storage import store_of
 from .storage.doctor import examine, told
 from .storage.sql import VIEWS, query
+
+if sys.platform != "win32":
+    import resource
 
 EXIT_FAILED, EXIT_START, EXIT_STORAGE, EXIT_LATE = 1, 2, 3, 4
 SWITCH_SECONDS = 0.0005  # with a busy event loop the default of 5 ms makes a 0.2 ms commit take 10 ms
@@ -132,6 +136,7 @@ def _serve(options: argparse.Namespace) -> int:
     except ValueError as wrong:
         return _give_up(EXIT_START, str(wrong))
     sys.setswitchinterval(SWITCH_SECONDS)
+    _allow_descriptors()
     _log_to_stderr(settings.log_level)
     if settings.access_log:
         logging.getLogger("queen_actors.access").setLevel(logging.INFO)
@@ -145,6 +150,19 @@ def _serve(options: argparse.Namespace) -> int:
                 return _give_up(code, str(told))
         raise
     return 0
+
+
+def _allow_descriptors() -> None:
+    """Have as many descriptors as all connections and the log's files may take, if the system lets the process."""
+    if sys.platform == "win32":
+        return
+    wanted = limits.HTTP_CONNECTIONS + limits.DESCRIPTORS_KEPT
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    with contextlib.suppress(ValueError, OSError):  # macOS allows less than it says
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 async def _until_signal(settings: Settings) -> None:

@@ -115,6 +115,8 @@ WS_CONNECTIONS = 10_000
 
 # HTTP
 HTTP_CONNECTIONS = 20_000  # WebSockets included; past it a connection is answered 503
+DESCRIPTORS_KEPT = 384  # of those the process may have, these are not for connections: 64 segments that are read, those
+# of a merge and a snapshot, the journals, and connections that are being refused
 HTTP_HEAD_BYTES = 64 * 1024
 HTTP_HEAD_SECONDS = 10.0
 HTTP_BODY_SECONDS = 60.0  # a body of 64 MiB needs about 1 MiB/s

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+import sys
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -44,6 +45,9 @@ from .intake import Intake
 from .socket import Sockets
 from .tls import Secured, server_context
 from .web import Web
+
+if sys.platform != "win32":
+    import resource
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +102,18 @@ async def serve(
         with trio.move_on_after(settings.shutdown_seconds):
             await server.stop()
         connections.cancel_scope.cancel()
+
+
+def connections_allowed() -> int:
+    """How many connections are served at a time. Each takes a descriptor, and without one for its files the log cannot
+    go on: where the process may not have many (`ulimit -n`), connections leave `limits.DESCRIPTORS_KEPT` of them, or
+    half of the few that there are."""
+    if sys.platform == "win32":
+        return limits.HTTP_CONNECTIONS
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY:
+        return limits.HTTP_CONNECTIONS
+    return min(limits.HTTP_CONNECTIONS, max(most - limits.DESCRIPTORS_KEPT, most // 2))
 
 
 async def open_listeners(settings: Settings) -> list[trio.SocketListener]:
@@ -172,6 +188,7 @@ class _Server:
         self._waits: set[trio.CancelScope] = set()
         """Waits for what a peer may send, which a shutdown ends."""
         self._refusals = 0
+        self._room = connections_allowed()
         self._stopping = False
         self._changed = trio.lowlevel.ParkingLot()
 
@@ -184,7 +201,7 @@ class _Server:
         secured = None if self._tls is None else Secured(stream, self._tls)
         connection = Connection(secured or stream)
         try:
-            if len(self._connections) >= limits.HTTP_CONNECTIONS:
+            if len(self._connections) >= self._room:
                 await self._refuse(connection)
                 return
             self._connections[connection] = None

@@ -21,12 +21,10 @@ from . import directory, duck
 from .checkup_remedies import Settling, names_of_log
 from .checkup_sealed import MEMORY_MB, SealedCheckup, is_journal, is_regular
 from .checkup_tail import TailCheckup
-from .directory import FORMAT_LINE, DataDirectory, Listing, SegmentFile, SnapshotFile
+from .directory import FORMAT_LINE, KEPT, DataDirectory, Listing, SegmentFile, SnapshotFile
 from .fileops import MODE, FileOps
 from .findings import BACKUP, Findings
 
-KEPT = ".kept-"
-"""What the name of a file that a repair has set aside goes on with."""
 _SPILLED = re.compile(r"duckdb_temp_[\w.-]+")
 _SECRET = b"\0"  # a ciphertext begins with it, and no JSON text does
 _PAYLOADS = {
@@ -110,7 +108,7 @@ class Checkup:
             if name in ours:
                 self._look_at_file(name)
             elif KEPT in name:
-                self.found.facts.append(f"{name} was kept by a repair; remove it when you do not need it")
+                self.found.facts.append(f"{name} was set aside; remove it when you do not need it")
             elif name not in ("spill", "lost+found"):
                 self.found.facts.append(f"{name} is none of the broker's files")
 

@@ -19,6 +19,7 @@ from queen_actors.errors import QueenError
 
 from . import recovery
 from .checkup_sealed import MEMORY_MB
+from .checkup_tail import SET_ASIDE
 from .directory import DataDirectory, Listing
 from .findings import BACKUP, Finding, Findings
 from .tail import JournalTail
@@ -46,6 +47,8 @@ class Settling:
         lasts = [file.last for file in listing.segments] + [file.last for file in listing.snapshots]
         self._reach = max(noted, *lasts, 0)
         """Every file's name says how far the log went when it was made."""
+        self._aside: set[str] = set()
+        """The names of the journals that a start sets aside."""
 
     def run(self) -> None:
         """Read the log as an open does, and withhold the remedies that are not safe."""
@@ -54,7 +57,7 @@ class Settling:
             return
         refusal = self._refusal(self._listing)
         if refusal is None:
-            self._change(lambda finding: msgspec.structs.replace(finding, harmless=finding.remedy != "format"))
+            self._change(self._as_a_start_does)
         elif not self._found.refused:
             self._found.add("", refusal, f"{BACKUP}.")
             self._withhold()
@@ -71,6 +74,7 @@ class Settling:
         """Why an open would refuse these files; None when it accepts them, and nothing is lost that is known of."""
         try:
             plan = recovery.plan(self._held, listing)
+            self._aside = {os.path.basename(path) for path in plan.aside}
             sealed = recovery.SealedLog(plan)
             try:
                 sealed.start(MEMORY_MB, os.path.join(self._spill, "open"))
@@ -87,6 +91,12 @@ class Settling:
         if tail.position < self._reach:
             return f"has a log that ends at position {tail.position}, and it reached to {self._reach}"
         return None
+
+    def _as_a_start_does(self, finding: Finding) -> Finding:
+        """The finding, when a start accepts the log: what the start keeps, a repair does not remove."""
+        if finding.remedy == "remove" and finding.name in self._aside:
+            finding = msgspec.structs.replace(finding, remedy=None, advice=SET_ASIDE)
+        return msgspec.structs.replace(finding, harmless=finding.remedy != "format")
 
     def _after(self) -> Listing:
         """The files of the log without those that a repair would take away."""

@@ -16,6 +16,7 @@ from .directory import JournalFile, Listing, noted_slots
 from .findings import BACKUP, Findings
 from .journal import JournalReader
 
+SET_ASIDE = "A repair leaves it; a start sets it aside, and keeps it."
 _RIGHTS = "Give the broker's user the right to read it."
 
 
@@ -98,7 +99,7 @@ class TailCheckup:
             if end is None
             else f"holds the positions behind {file.first} up to {end}, and no good segment is known to have them"
         )
-        self._findings.add(name, said, "A repair leaves it; keep a copy of it before the next start.", harmless=True)
+        self._findings.add(name, said, SET_ASIDE, harmless=True)
 
     def _read(self, file: JournalFile) -> _Journal:
         name = os.path.basename(file.path)

@@ -51,6 +51,8 @@ _NAMES = re.compile(
     r"|segment-(?P<first>\d{20})-(?P<last>\d{20})-(?P<segment_crc>[0-9a-f]{8})\.duckdb"
     r"|snapshot-(?P<snapshot>\d{20})-(?P<snapshot_crc>[0-9a-f]{8})\.duckdb"
 )
+KEPT = ".kept-"
+"""What the name of a file that was set aside goes on with."""
 _UNFINISHED = re.compile(
     r"(segment|merge|snapshot)-[0-9]+\.duckdb\.tmp(\.[a-z.]+)?|journal-[0-9]+\.log\.tmp|FORMAT\.tmp"
 )
@@ -331,16 +333,19 @@ def _take_lock(path: str, ops: FileOps) -> int:
 
 
 def _in_use(path: str, advice: str) -> DataDirectoryError:
-    holder = ""
+    """The text of LOCK is the holder's id as long as LOCK itself is held; after that it is one that is gone."""
+    by = ""
     with contextlib.suppress(OSError):
         lock = os.open(os.path.join(path, "LOCK"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            by = ": another process has the directory itself locked, as `flock` does"
+        except BlockingIOError:
             holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+            by = f" by process {holder}" if holder else ""
         finally:
             os.close(lock)
-    return DataDirectoryError(
-        f"The data directory {path} is in use{f' by process {holder}' if holder else ''}. {advice}"
-    )
+    return DataDirectoryError(f"The data directory {path} is in use{by}. {advice}")
 
 
 def _is_begun(path: str) -> bool:

@@ -31,10 +31,10 @@ from msgspec import Struct
 from queen_actors.errors import DataDirectoryError, QueenError
 
 from . import duck, journal, segments, snapshots
-from .checkup import KEPT, Checkup, format_line
+from .checkup import Checkup, format_line
 from .checkup_remedies import of_log
 from .checkup_sealed import MEMORY_MB, is_journal, is_regular
-from .directory import ANY_FORMAT, FORMAT_LINE, DataDirectory, SegmentFile, holding
+from .directory import ANY_FORMAT, FORMAT_LINE, KEPT, DataDirectory, SegmentFile, holding
 from .fileops import FileOps
 from .findings import Finding
 

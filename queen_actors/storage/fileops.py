@@ -14,6 +14,8 @@ from collections.abc import Sequence
 MODE = 0o640  # of every file of the log, less what the process's umask takes
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 """The errors by which a file system refuses a write for want of room, or of the process's share of it."""
+NO_DESCRIPTOR = frozenset((errno.EMFILE, errno.ENFILE))
+"""The errors by which a file is not opened because the process, or the system, has too many open."""
 
 
 def _full_sync(fd: int) -> None:

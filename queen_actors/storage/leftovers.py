@@ -16,7 +16,7 @@ from itertools import pairwise
 import duckdb
 import msgspec
 
-from queen_actors.domain.effects import Entry, decode_entries
+from queen_actors.domain.effects import Appended, Entry, decode_entries
 from queen_actors.errors import DataDirectoryError, StorageFailed
 
 from . import duck, segments
@@ -86,16 +86,31 @@ class SortingOut:
             left += more_left
         return kept, left
 
-    def journals(self, files: Sequence[JournalFile], sealed: Sequence[SegmentFile]) -> None:
-        """Raise DataDirectoryError unless all that each of these journals holds lies in the `sealed` segments, or did
-        until nobody could read it any more."""
+    def journals(self, files: Sequence[JournalFile], sealed: Sequence[SegmentFile]) -> list[JournalFile]:
+        """Of these journals, which begin before the end of what is sealed, those that are not shown to be what was
+        sealed and yet hold nothing that is missing: a copy of the directory that was laid over an older copy has them.
+
+        Raises DataDirectoryError for one that holds anything else: it is of another log.
+        """
+        aside: list[JournalFile] = []
         for file in files:
-            if not self._is_sealed(file, sealed):
-                raise DataDirectoryError(
-                    f"{file.path} begins before the position up to which the log is sealed, and no segment was made "
-                    f"of what it holds: it is of another log, or what is sealed is. {_KEPT}; or, when it is certain "
-                    "that the journal does not belong here, move it elsewhere."
-                )
+            end, last, length = _read(file)
+            if end == file.first and length is not None:
+                continue  # it holds nothing
+            wanted = f"journal_{file.first}"
+            try:
+                if self._is_sealed(file, end, last, length, sealed, wanted):
+                    continue
+                if not self._is_older(file, end, last, sealed, wanted):
+                    raise DataDirectoryError(
+                        f"{file.path} begins before the position up to which the log is sealed, and no segment was "
+                        f"made of what it holds: it is of another log, or what is sealed is. {_KEPT}; or, when it is "
+                        "certain that the journal does not belong here, move it elsewhere."
+                    )
+            finally:
+                self._connected().execute(f"DROP TABLE IF EXISTS {wanted}")
+            aside.append(file)
+        return aside
 
     def close(self) -> None:
         """Let go of the files."""
@@ -171,41 +186,71 @@ class SortingOut:
     ) -> bool:
         """Is there a message in `of`, and still in a partition of `by`, that none of `having` has?"""
         files = [having] if isinstance(having, SegmentFile) else having
-        wanted = f'SELECT m.pid, m."offset", m.id FROM {self._attached(of.path)}.messages m'
+        return self._any_lacking(f"{self._attached(of.path)}.messages", files, by)
+
+    def _any_lacking(self, table: str, having: Iterable[SegmentFile], by: SnapshotFile | None) -> bool:
+        """The same, of a table with the messages' partitions, offsets and ids."""
+        wanted = f'SELECT m.pid, m."offset", m.id FROM {table} m'
         if by is not None:
             wanted += f' JOIN {self._attached(by.path)}.partitions p ON p.pid = m.pid AND m."offset" >= p.log_start'
-        had = " UNION ALL ".join(
-            f'SELECT pid, "offset", id FROM {self._attached(file.path)}.messages' for file in files
-        )
-        query = f'SELECT 1 FROM ({wanted}) ANTI JOIN ({had}) USING (pid, "offset", id) LIMIT 1'
-        return self._connected().execute(query).fetchone() is not None
+        had = [f'SELECT pid, "offset", id FROM {self._attached(file.path)}.messages' for file in having]
+        query = f"SELECT 1 FROM ({wanted})"
+        if had:
+            query += f' ANTI JOIN ({" UNION ALL ".join(had)}) USING (pid, "offset", id)'
+        return self._connected().execute(f"{query} LIMIT 1").fetchone() is not None
 
     # -- journals ------------------------------------------------------------------------------------------------------
 
-    def _is_sealed(self, file: JournalFile, sealed: Sequence[SegmentFile]) -> bool:
-        end, last, length = _read(file)
-        if end == file.first and length is not None:
-            return True  # it holds nothing
+    def _is_sealed(
+        self,
+        file: JournalFile,
+        end: int,
+        last: _End,
+        length: int | None,
+        sealed: Sequence[SegmentFile],
+        wanted: str,
+    ) -> bool:
+        """Whether all that the journal holds lies in a segment, or did until nobody could read it any more."""
+        if length is None:
+            return False  # it cannot be read to its end
         for segment in sealed:
             if segment.first > file.first or segment.last < end:
                 continue
             meta = self._meta(segment)
-            if length is None:  # it cannot be read to its end: it must be the very segment's
-                if segment.first == file.first:
-                    return True
-            elif meta.journal_bytes:
+            if meta.journal_bytes:
                 if (segment.first, segment.last, meta.journal_bytes) == (file.first, end, length):
                     return last == _end(meta)
             elif not _beyond(last, _end(meta)):
-                return True
-        if self._snapshot is None:
+                return not self._lacks_of(file, end, sealed, wanted)
+        if self._snapshot is None or _beyond(last, _end(self._meta(self._snapshot))):
             return False
         alias = self._attached(self._snapshot.path)
-        rows = self._connected().execute(f"SELECT first, last FROM {alias}.segments WHERE first = ?", [file.first])
-        known = [last for _, last in rows.fetchall()]
-        return any(known_end == end or (length is None and known_end > end) for known_end in known) and not _beyond(
-            last, _end(self._meta(self._snapshot))
-        )
+        known = f"SELECT 1 FROM {alias}.segments WHERE (first, last) = (?, ?)"
+        if self._connected().execute(known, [file.first, end]).fetchone() is None:
+            return False
+        return not self._lacks_of(file, end, sealed, wanted)
+
+    def _is_older(self, file: JournalFile, end: int, last: _End, sealed: Sequence[SegmentFile], wanted: str) -> bool:
+        """Whether the journal, as far as it can be read, ends before what is sealed does, by its position and by all
+        that only rises, and has no message that is missing there."""
+        ends: list[SegmentFile | SnapshotFile] = list(sealed)
+        if self._snapshot is not None:
+            ends.append(self._snapshot)
+        newest = max(ends, key=lambda one: one.last)
+        if end > newest.last or _beyond(last, _end(self._meta(newest))):
+            return False
+        return not self._lacks_of(file, end, sealed, wanted)
+
+    def _lacks_of(self, file: JournalFile, end: int, sealed: Sequence[SegmentFile], wanted: str) -> bool:
+        """Has the journal a message that is in no segment, and that a snapshot from behind its end does not say was
+        removed? The messages are put into the table `wanted`, if they are not there."""
+        connection = self._connected()
+        if not connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = ?", [wanted]).fetchall():
+            connection.execute(f'CREATE TEMP TABLE {wanted} (pid BIGINT, "offset" BIGINT, id VARCHAR)')
+            segments.append(connection, wanted, _messages(file), segments.Pace(hurried=True))
+        over = [segment for segment in sealed if segment.first < end and file.first < segment.last]
+        removed = self._snapshot if self._snapshot is not None and end <= self._snapshot.last else None
+        return self._any_lacking(wanted, over, removed)
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
@@ -264,6 +309,16 @@ def _read(file: JournalFile) -> tuple[int, _End, int | None]:
         return end, (0, 0, 0, 0), length
     entry = entries[-1]
     return end, (entry.counters.version, entry.counters.pid, entry.counters.qid, entry.now), length
+
+
+def _messages(file: JournalFile) -> Generator[tuple[int, int, str]]:
+    """Partition, offset and id of every message of a journal, as far as it can be read."""
+    with suppress(DataDirectoryError, msgspec.DecodeError):
+        for _, body in JournalReader(file.path).frames():
+            for entry in decode_entries(body):
+                for effect in entry.effects:
+                    if isinstance(effect, Appended):
+                        yield from ((effect.pid, record.offset, record.id) for record in effect.records)
 
 
 def _overlap(one: SegmentFile, other: SegmentFile) -> DataDirectoryError:

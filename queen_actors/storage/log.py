@@ -95,9 +95,7 @@ class Log:
 
     def _begin(self, tail: JournalTail, found: recovery.Plan) -> None:
         tail.finish()
-        recovery.clear(self.directory, found)
-        for file in tail.superseded:
-            self.directory.ops.unlink(file.path)
+        recovery.clear(self.directory, found, tail.superseded)
         ops, rolled = self.directory.ops, list(tail.kept)
         try:
             self._writer = JournalWriter.create(ops, self.directory.journal_path(tail.position), tail.position)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import heapq
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any
 
 import duckdb
@@ -22,7 +23,7 @@ from queen_actors.errors import DataDirectoryError
 from queen_actors.ports import Recent, SealedRun
 
 from . import duck, leftovers, schema, segments
-from .directory import DataDirectory, Listing, SegmentFile, SnapshotFile, file_checksum
+from .directory import KEPT, DataDirectory, JournalFile, Listing, SegmentFile, SnapshotFile, file_checksum
 from .reader import RunIndex, read_recent, read_runs
 from .segments import Meta, Pace
 
@@ -47,6 +48,9 @@ class Plan(Struct, frozen=True):
     left: list[str]
     """Paths of segments that nothing is read from, because others have what is in them: to be removed, by `clear`, when
     the whole log could be read."""
+
+    aside: frozenset[str] = frozenset()
+    """Paths of journals from before what is sealed that are not shown to be in it: to be set aside, by `clear`."""
 
     @property
     def position(self) -> int:
@@ -89,14 +93,25 @@ def plan(directory: DataDirectory, listing: Listing) -> Plan:
         else:
             unchecked.append(file)
     with leftovers.sorting_out(snapshot, directory.spill) as sorting:
-        sorting.journals([file for file in listing.journals if file.first < position], files)
-    return Plan(snapshot, behind, since, unchecked, sizes, [file.path for file in left])
+        aside = sorting.journals([file for file in listing.journals if file.first < position], files)
+    left_over = [file.path for file in left]
+    return Plan(snapshot, behind, since, unchecked, sizes, left_over, frozenset(file.path for file in aside))
 
 
-def clear(directory: DataDirectory, found: Plan) -> None:
-    """Remove what is left over, when the whole log has been read without it. Raises OSError."""
-    for path in found.left:
+def clear(directory: DataDirectory, found: Plan, superseded: Sequence[JournalFile] = ()) -> None:
+    """Remove what is left over, when the whole log has been read without it: also these journals, but for those that
+    are set aside. Raises OSError."""
+    for path in (*found.left, *(file.path for file in superseded if file.path not in found.aside)):
         directory.ops.unlink(path)
+    for path in sorted(found.aside):
+        kept = next(name for number in count(1) if not os.path.lexists(name := f"{path}{KEPT}{number}"))
+        directory.ops.rename(path, kept)
+        _log.warning(
+            "%s is from before what is sealed, and it is not shown that this has all of it; the log is whole without "
+            "it, and it is kept as %s",
+            path,
+            kept,
+        )
 
 
 def check(file: SegmentFile | SnapshotFile) -> None:

@@ -23,7 +23,7 @@ from queen_actors.errors import StorageFailed
 from . import duck, faultpoints, schema
 from .directory import DataDirectory, JournalFile, SegmentFile, file_checksum
 from .duck import name as quoted
-from .fileops import FileOps
+from .fileops import NO_DESCRIPTOR, FileOps
 from .journal import JournalReader
 
 PIECE = 200  # rows appended at a time: about half a millisecond under the GIL
@@ -349,8 +349,11 @@ def publish(directory: DataDirectory, temporary: str, path: str, kind: str) -> N
         try:
             directory.ops.unlink(path)
             directory.ops.sync_directory(directory.path)
-        except OSError:
-            raise StorageFailed(f"Making {path} durable under its name failed: {error}.") from error
+        except OSError as second:
+            # Without a descriptor nothing was flushed, and that alone says nothing against the disk: what is gone by
+            # now may be back after a power cut, where a start sees what it is
+            if second.errno not in NO_DESCRIPTOR or os.path.lexists(path):
+                raise StorageFailed(f"Making {path} durable under its name failed: {error}.") from error
         raise
     if faultpoints.armed:
         faultpoints.passage(f"{kind}.published")

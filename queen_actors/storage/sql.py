@@ -53,7 +53,6 @@ def _seal(held: DataDirectory, memory_mb: int) -> recovery.Plan:
     for _ in tail.chunks():
         pass
     tail.finish()
-    recovery.clear(held, found)
     for file, last in tail.kept:
         connection = duck.connect(memory_mb, os.path.join(held.spill, "build"))
         try:
@@ -63,8 +62,7 @@ def _seal(held: DataDirectory, memory_mb: int) -> recovery.Plan:
         if segment.last != last:
             raise DataDirectoryError(f"{file.path} was read to position {segment.last}, and then to {last}.")
         held.ops.unlink(file.path)
-    for file in tail.superseded:
-        held.ops.unlink(file.path)
+    recovery.clear(held, found, tail.superseded)
     held.ops.sync_directory(held.path)
     return recovery.plan(held, held.listing())
 

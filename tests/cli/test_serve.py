@@ -267,3 +267,37 @@ def test_logs_are_structured(start: Start) -> None:
     (access,) = [json.loads(line) for line in errors.splitlines()]
     assert (access["logger"], access["level"], access["status"]) == ("queen_actors.access", "info", 200)
     assert access["timestamp"].startswith("20")
+
+
+FEW_DESCRIPTORS = """
+import resource, sys
+from queen_actors import cli
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 256))
+sys.exit(cli.main(["serve", "--port", "0", "--data", "kept"]))
+"""
+
+
+def test_connections_leave_the_log_its_descriptors(start: Start, tmp_path: Path) -> None:
+    """Where `ulimit -n` is small, connections are refused before there is none left to roll, seal and merge with."""
+    server = start("-c", FEW_DESCRIPTORS, QUEEN_ACTORS_JOURNAL_ROLL_SECONDS="0.1", QUEEN_ACTORS_SNAPSHOT_BYTES="1")
+    found = re.match(r"http://(.*):(\d+)", address(server))
+    assert found is not None
+    where = found[1], int(found[2])
+    limit = Path(f"/proc/{server.pid}/limits")
+    if limit.exists():
+        assert re.search(r"Max open files +256 +256 ", limit.read_text())
+    with ExitStack() as stack:
+        http = stack.enter_context(httpx.Client(base_url=found[0], trust_env=False, timeout=SECONDS))
+        assert http.get("/health").status_code == 200
+        crowd = [stack.enter_context(socket.create_connection(where, SECONDS)) for _ in range(300)]
+        sealed: set[str] = set()
+        deadline = time.monotonic() + SECONDS
+        while len(sealed) < 6:
+            assert time.monotonic() < deadline
+            answer = http.post("/api/v1/push", json={"items": [{"queue": "q", "payload": 1}]})
+            assert answer.status_code == 201
+            sealed |= {file.name for file in (tmp_path / "kept").glob("*.duckdb")}
+        refused = crowd[-1].recv(100)
+        assert refused == b"" or refused.startswith(b"HTTP/1.1 503 ")
+        assert server.poll() is None

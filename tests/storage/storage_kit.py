@@ -183,6 +183,7 @@ class Workload:
         """`calm`: no message goes, by retention or with its queue."""
         self._calm = calm
         self._random = random.Random(seed)
+        self._seed = seed
         self._payload_bytes = payload_bytes
         self._now = 1_000
         self._version = self._pid = self._qid = 0
@@ -262,7 +263,7 @@ class Workload:
         self._next[pid] += 1
         extra = self._random.choice([{}, {"trace": "tr", "producer": "me"}, {"timer_key": "k", "encrypted": True}])
         payload = b'"%s"' % (b"x" * self._random.randint(0, self._payload_bytes))
-        return Record(offset, self._now, f"id-{pid}-{offset}", f"txn-{pid}-{offset}", payload, **extra)
+        return Record(offset, self._now, f"id-{self._seed}-{pid}-{offset}", f"txn-{pid}-{offset}", payload, **extra)
 
     def _stream(self, qid: int, pid: int) -> list[Effect]:
         """A query of each queue comes, is reset and goes; rows of its state change in between."""

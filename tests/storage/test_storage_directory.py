@@ -3,6 +3,7 @@ removes, and what it says of the note of the log's end."""
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import pathlib
@@ -60,6 +61,24 @@ async def test_a_directory_whose_lock_file_is_gone_is_in_use_all_the_same(tmp_pa
             DataDirectory.take(str(tmp_path), FileOps())
     DataDirectory.take(str(tmp_path), FileOps()).release()
     assert (tmp_path / "LOCK").read_text() == f"{os.getpid()}\n"
+
+
+async def test_a_directory_that_is_locked_by_no_broker(tmp_path: pathlib.Path) -> None:
+    """`flock DATA queen-actors serve` locks the directory before the broker can: the refusal names no process that is
+    gone."""
+    store = await filled(tmp_path)
+    await store.close()
+    (tmp_path / "LOCK").write_text("4194303\n")
+    other = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        for held in (lambda: DataDirectory.take(str(tmp_path), FileOps()), lambda: holding(str(tmp_path)).__enter__()):
+            with pytest.raises(DataDirectoryError, match=r"in use: another process .* as `flock` does\.") as caught:
+                held()
+            assert "4194303" not in caught.value.detail
+    finally:
+        os.close(other)
+    DataDirectory.take(str(tmp_path), FileOps()).release()
 
 
 async def test_a_broker_that_holds_the_lock_file_alone_keeps_others_out(

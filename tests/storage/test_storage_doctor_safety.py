@@ -360,3 +360,23 @@ async def test_a_directory_without_lock_is_held_all_the_same(tmp_path: pathlib.P
         assert await opens(tmp_path) is None
     assert examine(str(tmp_path), repair=True).left == []
     await recovers(tmp_path, work)
+
+
+async def test_a_journal_that_a_start_sets_aside(tmp_path: pathlib.Path) -> None:
+    """What a start keeps, because it may not be what was sealed, a repair does not remove, and both say so."""
+    _, work = await sealed(tmp_path / "data")
+    other = DurableStore(str(tmp_path / "other"))
+    same = Workload(1, calm=True)
+    await other.open(Model())
+    await other.commit(same.entries(10))
+    await other.commit(same.entries(10))  # the same entries, in other frames
+    await other.close()
+    (journal,) = files(tmp_path / "other", "journal")
+    shutil.copy(journal, tmp_path / "data")
+    report = untouched(tmp_path / "data")
+    assert all(finding.harmless for finding in report.findings)
+    assert f"{journal.name} holds what lies in" in said(tmp_path / "data", report)
+    assert "A repair leaves it; a start sets it aside, and keeps it." in said(tmp_path / "data", report)
+    await recovers(tmp_path / "data", work)
+    assert (tmp_path / "data" / f"{journal.name}.kept-1").exists()
+    assert f"{journal.name}.kept-1 was set aside" in said(tmp_path / "data", looked(tmp_path / "data"))

@@ -185,6 +185,11 @@ def torn(journal: pathlib.Path) -> None:
     journal.write_bytes(data[: len(data) - 9])
 
 
+def longer(journal: pathlib.Path) -> None:
+    """A commit that a death cut short."""
+    journal.write_bytes(journal.read_bytes().rstrip(b"\0") + b"half")
+
+
 def empty(journal: pathlib.Path) -> None:
     journal.write_bytes(journal.read_bytes()[:4096])
 
@@ -200,6 +205,65 @@ async def test_a_journal_that_was_sealed_goes(tmp_path: pathlib.Path, damage: Ca
         damage(path / journal.name)
         await recovers(path, work)
         assert not (path / journal.name).exists(), number
+
+
+@pytest.mark.parametrize("damage", [whole, torn, longer])
+async def test_a_journal_of_an_older_copy_is_set_aside(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, damage: Callable[[pathlib.Path], None]
+) -> None:
+    """A copy that was laid over an older one has a sealed journal as it was before it was done. The start goes on and
+    says so, and the file is kept."""
+    path = tmp_path / "data"
+    work = await sealed(path, counts=(20, 20))
+    other = tmp_path / "older" / "data"
+    other.parent.mkdir()
+    await sealed(other, counts=(15,))
+    (journal,) = files(other.with_name("journals"), "journal")
+    for number in (1, 2):  # the second time beside what the first set aside
+        shutil.copy(journal, path)
+        damage(path / journal.name)
+        before = (path / journal.name).read_bytes()
+        await recovers(path, work)
+        assert not (path / journal.name).exists()
+        assert (path / f"{journal.name}.kept-{number}").read_bytes() == before
+        assert f"{journal.name}.kept-{number}" in caplog.text
+
+
+async def test_journals_whose_segments_were_dropped_long_ago_are_set_aside(tmp_path: pathlib.Path) -> None:
+    """Nothing says any more that these were sealed, and nobody can read what was in them."""
+    path = tmp_path / "data"
+    store, model = DurableStore(str(path), snapshot_bytes=1), Model()
+    await store.open(Model())
+    for number in range(1, 9):
+        step = entry(1_000 + number, kv("k", number), version=number)
+        model.take([step])
+        await store.commit([step])
+        if number == 2:
+            shutil.copy(files(path, "journal")[0], tmp_path)
+        await store.seal()
+        assert store._open is not None
+        await store._open.upkeep.take_snapshot()
+    await store.close()
+    (journal,) = files(tmp_path, "journal")
+    shutil.copy(journal, path)
+    work = Workload(1)
+    work.model = model
+    await recovers(path, work)
+    assert files(path, "journal")[0].name == f"{journal.name}.kept-1"
+
+
+async def test_a_journal_of_another_log_whose_segment_was_merged(tmp_path: pathlib.Path) -> None:
+    """A merged segment has messages alone, and those say that it is not of this log."""
+    path = tmp_path / "data"
+    work = await merged(path, "drop.segment_removed")
+    other = tmp_path / "other" / "data"
+    other.parent.mkdir()
+    await sealed(other, seed=77, counts=(30,))
+    (journal,) = files(other.with_name("journals"), "journal")
+    shutil.copy(journal, path)
+    await refused(path, "no segment was made of what it holds")
+    (path / journal.name).unlink()
+    await recovers(path, work)
 
 
 async def test_a_journal_whose_segment_was_merged_goes(tmp_path: pathlib.Path) -> None:
@@ -240,13 +304,15 @@ async def test_a_journal_that_is_not_what_was_sealed_is_refused(tmp_path: pathli
     over, are kept: they may hold what was answered."""
     path = tmp_path / "data"
     work = await sealed(path)
-    for seed, count in ((1, 25), (2, 20), (1, 15)):
+    for seed, count in ((1, 25), (2, 20), (2, 15), (2, 5)):
         other = tmp_path / f"other-{seed}-{count}" / "data"
         other.parent.mkdir()
         await sealed(other, seed=seed, counts=(count,))
         (journal,) = files(other.with_name("journals"), "journal")
         shutil.copy(journal, path)
-        await refused(path, "no segment was made of what it holds")
+        for damage in (whole, longer):
+            damage(path / journal.name)
+            await refused(path, "no segment was made of what it holds")
         (path / journal.name).unlink()
     await recovers(path, work)
 

@@ -22,10 +22,11 @@ from queen_actors.storage.upkeep import Upkeep
 class Unflushed(FaultyOps):
     """A file system whose directory cannot be flushed behind the publication of a file of one kind, so many times."""
 
-    def __init__(self, kind: str, times: int) -> None:
+    def __init__(self, kind: str, times: int, code: int = errno.EIO) -> None:
         super().__init__()
         self._kind = kind
         self.times = times
+        self.code = code
         self.published: list[str] = []
 
     def rename(self, source: str, target: str) -> None:
@@ -36,7 +37,7 @@ class Unflushed(FaultyOps):
     def sync_directory(self, path: str) -> None:
         if self.published and self.times:
             self.times -= 1
-            raise OSError(errno.EIO, "no")
+            raise OSError(self.code, "no")
         super().sync_directory(path)
 
 
@@ -125,6 +126,21 @@ async def test_a_file_that_cannot_be_taken_back(tmp_path: pathlib.Path, kind: st
     await store.open(recovered)
     await assert_same(store, recovered, model)
     await store.close()
+
+
+@pytest.mark.parametrize("kind", ["merge", "snapshot", "segment"])
+async def test_a_file_without_a_descriptor_to_flush_its_name_with(tmp_path: pathlib.Path, kind: str) -> None:
+    """Connections may have taken the last descriptor: that says nothing against the disk. It is made again later."""
+    ops = Unflushed(kind, 0, errno.EMFILE)
+    store, model = await worth_a_merge(tmp_path, ops)
+    ops.published.clear()
+    ops.times = 2
+    act = step(store, model, Appended(1, (record(1),))) if kind == "segment" else upkeep(store).take_snapshot()
+    with pytest.raises((OSError, Unavailable), match="no"):
+        await act
+    assert os.path.basename(ops.published[0]) not in os.listdir(tmp_path)
+    await store.seal()
+    await goes_on(tmp_path, store, model)
 
 
 @pytest.mark.parametrize("failure", ["memory", "interrupted", "directory"])
