@@ -77,6 +77,7 @@ LOG_BACKLOG_BYTES = 64 * MIB  # effects that wait for the disk; past it callers 
 GROUP_ENTRIES, GROUP_BYTES = 2_000, 4 * MIB  # one group commit: bounds the latency that one group adds
 PARKED_POPS_PER_QUEUE = 20_000
 RECORD_CACHE_BYTES = 64 * MIB  # sealed messages kept in memory for readers
+STEP_EFFECTS = 500  # of a command on a whole queue: what one turn of the event loop has time for, 5 to 10 ms
 JOURNAL_ROLL_BYTES = 64 * MIB  # duckdb-storage.md: about 265,000 messages, sealed in under a second
 JOURNAL_ROLL_SECONDS = 3600.0
 UNSEALED_BYTES = 512 * MIB  # journals that wait to be sealed, their messages in memory; past it commits slow down

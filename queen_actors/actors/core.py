@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from queen_actors import limits
 from queen_actors.config import Settings
 from queen_actors.domain import effects as fx
 from queen_actors.domain.partition import PartitionState
@@ -18,6 +19,12 @@ from .log import Log
 from .mailbox import Key, Turns
 
 T = TypeVar("T")
+
+
+def parts(things: Sequence[T]) -> Iterator[Sequence[T]]:
+    """So many of them at a time as are decided and applied in one turn."""
+    for start in range(0, len(things), limits.STEP_EFFECTS):
+        yield things[start : start + limits.STEP_EFFECTS]
 
 
 class Draft:

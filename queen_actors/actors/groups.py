@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from msgspec.structs import replace
 
+from queen_actors import limits
 from queen_actors.domain import cursor as rules
-from queen_actors.domain.effects import CursorDropped, CursorPut, GroupDropped, GroupPut
+from queen_actors.domain.effects import CursorDropped, GroupDropped, GroupPut
 from queen_actors.domain.partition import PartitionState
 from queen_actors.domain.queue import GroupDeleted, QueueState, registration
 from queen_actors.domain.streams import without_group
 from queen_actors.values import QUEUE_MODE
 
 from .acks import Acks
-from .core import Core, Draft
+from .core import Core, Draft, parts
 from .partition import Producers, offset_at
 
 
@@ -42,31 +43,34 @@ class Groups:
     async def seek(self, group: str, queue: str, partition: str | None, to: int | None) -> int | None:
         """Move the group's cursors to the first message at or after `to` (microseconds), or to the end (None).
 
-        Live leases are dropped. Returns how many partitions moved; None when there is no such queue or partition.
+        Live leases are dropped. Returns how many partitions moved; None when there is no such queue or partition. Of
+        more than `limits.STEP_EFFECTS` partitions so many move at a time: when it is refused, the first may have moved.
         """
         await self._core.turn()
-        starts = await self._starts(queue, partition, to) if to is not None else {}
-        draft = Draft(self._core)
-        moved: list[CursorPut] = []
-        state = self._core.directory.queues.get(queue)
-        targets: Sequence[PartitionState] = [] if state is None else self._partitions(state, partition)
-        for target in targets:
-            at = target.next_offset if to is None else offset_at(target, to)
-            committed = max(starts.get(target.pid, target.base) if at is None else at, target.log_start) - 1
-            cursor = target.cursors.get(group) or rules.fresh(target.pid, group, committed)
-            moved.append(rules.sought(cursor, committed))
-        draft.add(moved)
-        self._commit(draft, "seek")
+        pids = self._pids(queue, partition)
+        moved = 0
+        for some in parts(pids):
+            if moved:
+                await self._core.log.durable_so_far()
+                await self._core.turn()
+            find = partial(self._partitions, some, queue, partition)
+            starts = await self._starts(find, to) if to is not None else {}
+            draft = Draft(self._core)
+            for target in find():
+                at = target.next_offset if to is None else offset_at(target, to)
+                committed = max(starts.get(target.pid, target.base) if at is None else at, target.log_start) - 1
+                cursor = target.cursors.get(group) or rules.fresh(target.pid, group, committed)
+                draft.effects.append(rules.sought(cursor, committed))
+            self._commit(draft, "seek")
+            moved += len(draft.effects)
         await self._core.log.durable()
-        return len(moved) or None
+        return moved or None
 
-    async def _starts(self, queue: str, partition: str | None, to: int) -> dict[int, int]:
-        """The first offset at or after `to` of each partition where only the store can tell."""
+    async def _starts(self, find: Callable[[], list[PartitionState]], to: int) -> dict[int, int]:
+        """The first offset at or after `to` of each of the partitions where only the store can tell."""
         found: dict[int, int] = {}
         while True:
-            state = self._core.directory.queues.get(queue)
-            targets: Sequence[PartitionState] = [] if state is None else self._partitions(state, partition)
-            asked = [(p.pid, p.base) for p in targets if p.pid not in found and offset_at(p, to) is None]
+            asked = [(p.pid, p.base) for p in find() if p.pid not in found and offset_at(p, to) is None]
             if not asked:
                 return found
             for pid, base in asked:
@@ -77,32 +81,44 @@ class Groups:
     async def delete(self, group: str, queue: str | None, *, metadata: bool) -> GroupDeleted:
         """Forget the group's cursors in one queue or in all; with `metadata` its registrations too, so that the same
         name starts afresh. What was leased is free; the log stays. A streaming query that reads as this group loses its
-        state with that."""
+        state with that.
+
+        Of more than `limits.STEP_EFFECTS` cursors so many go at a time, and the registrations with the last of them:
+        when it is refused, the first cursors may be gone."""
         await self._core.turn()
         directory = self._core.directory
+        cursors = 0
+        touched: set[str] = set()
+        found = self._consumed(group, queue)
+        if len(found) > limits.STEP_EFFECTS:
+            for some in parts(found):
+                draft = Draft(self._core)
+                draft.add(CursorDropped(pid, group) for _, pid in some if directory.consumes(pid, group))
+                touched.update(name for name, _ in some)
+                self._commit(draft, "deleted")
+                cursors += len(draft.effects)
+                await self._core.log.durable_so_far()
+                await self._core.turn()
+            found = self._consumed(group, queue)  # where it came again meanwhile: a part of all, and the last one
+        touched.update(name for name, _ in found)
         draft = Draft(self._core)
         new_id = partial(self._core.ids.uuid, draft.now)
         names: list[str] = []
-        dropped: list[CursorDropped] = []
         registrations: list[GroupDropped] = []
-        for state in directory.queues.values():
-            if queue is not None and state.name != queue:
-                continue
-            found = [pid for pid in state.partitions.values() if directory.consumes(pid, group)]
-            dropped.extend(CursorDropped(pid, group) for pid in found)
+        for state in self._queues(queue):
             for stream in directory.streams.reading(state.put.qid):
                 if stream.put.group == group:
                     draft.effects.append(without_group(stream.put, not metadata, draft.now, new_id))
             known = metadata and group in state.groups
             if known:
                 registrations.append(GroupDropped(state.put.qid, group))
-            if found or known:
+            if known or state.name in touched:
                 names.append(state.name)
-        draft.add(dropped)
+        draft.add(CursorDropped(pid, group) for _, pid in found)
         draft.add(registrations)
         self._commit(draft, "deleted")
         await self._core.log.durable()
-        return GroupDeleted(len(dropped), len(registrations), tuple(names))
+        return GroupDeleted(cursors + len(found), len(registrations), tuple(names))
 
     async def move_subscription(self, group: str, to: int) -> int:
         """Later first contacts of the group with a partition start at `to`; cursors that exist stay. Returns how many
@@ -124,8 +140,32 @@ class Groups:
         with self._acks.ending(reason):
             self._core.commit(draft)
 
-    def _partitions(self, queue: QueueState, partition: str | None) -> Sequence[PartitionState]:
-        named = None if partition is None else queue.partitions.get(partition)
-        pids = queue.partitions.values() if partition is None else () if named is None else (named,)
-        found = [self._core.directory.partition(pid) for pid in pids]
-        return [state for state in found if state is not None]
+    def _queues(self, queue: str | None) -> list[QueueState]:
+        return [state for state in self._core.directory.queues.values() if queue is None or state.name == queue]
+
+    def _pids(self, queue: str, partition: str | None) -> list[int]:
+        state = self._core.directory.queues.get(queue)
+        if state is None:
+            return []
+        if partition is None:
+            return list(state.partitions.values())
+        named = state.partitions.get(partition)
+        return [] if named is None else [named]
+
+    def _consumed(self, group: str, queue: str | None) -> list[tuple[str, int]]:
+        """The partitions where the group has a cursor, each with its queue's name."""
+        consumes = self._core.directory.consumes
+        states = self._queues(queue)
+        return [(state.name, pid) for state in states for pid in state.partitions.values() if consumes(pid, group)]
+
+    def _partitions(self, pids: Sequence[int], queue: str, partition: str | None) -> list[PartitionState]:
+        """Those of them that there are still: a number may have been refused by the disk, and given out again."""
+        directory = self._core.directory
+        found = [directory.partition(pid) for pid in pids]
+        return [
+            state
+            for state in found
+            if state is not None
+            and directory.queue_names[state.qid] == queue
+            and (partition is None or state.name == partition)
+        ]

@@ -8,7 +8,7 @@ from queen_actors.domain.effects import DeadLetterDropped, DeadLetterPut
 from queen_actors.domain.partition import PushItem
 from queen_actors.domain.queue import QueueState, Replayed
 
-from .core import Core, Draft
+from .core import Core, Draft, parts
 from .partition import Producers
 
 Found = tuple[QueueState, DeadLetterPut]
@@ -28,15 +28,24 @@ class Letters:
         self._producers = producers
 
     async def purge(self, queue: str, group: str | None) -> int:
-        """Drop every dead letter of the queue, or of one group in it; returns how many there were."""
+        """Drop every dead letter of the queue, or of one group in it; returns how many there were. Of more than
+        `limits.STEP_EFFECTS` so many go at a time: when it is refused, the first may be gone."""
         await self._core.turn([("queue", queue)])
-        draft = Draft(self._core)
         state = self._core.directory.queues.get(queue)
         found = [] if state is None else [d for d in state.dead.values() if group is None or d.group == group]
-        draft.add(DeadLetterDropped(letter.id, letter.qid) for letter in found)
-        self._core.commit(draft)
+        count = 0
+        for some in parts(found):
+            if count:
+                await self._core.log.durable_so_far()
+                await self._core.turn([("queue", queue)])
+            state = self._core.directory.queues.get(queue)
+            draft = Draft(self._core)
+            if state is not None:
+                draft.add(DeadLetterDropped(letter.id, letter.qid) for letter in some if letter.id in state.dead)
+            self._core.commit(draft)
+            count += len(draft.effects)
         await self._core.log.durable()
-        return len(found)
+        return count
 
     async def remove(self, pid: int, txn: str) -> int:
         """Drop the dead letters of one message, whichever groups they belong to; returns how many there were."""

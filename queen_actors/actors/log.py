@@ -207,6 +207,16 @@ class Log:
 
         await wait_task_rescheduled(abort)
 
+    async def durable_so_far(self) -> None:
+        """`durable` in the middle of a command, of which more is to be decided: nobody may follow it yet, and it waits
+        in any case, so that no more than a part of it waits for the disk. Raises the same."""
+        told, later = decided.set(None), deferral.set(None)
+        try:
+            await self.durable()
+        finally:
+            decided.reset(told)
+            deferral.reset(later)
+
     def settled(self, position: int, reloads: int) -> bool:
         """Is what was deferred durable by now? Raises as `durable` does. It was deferred when the state had been read
         again `reloads` times: since then, positions that were refused may have been given out once more."""

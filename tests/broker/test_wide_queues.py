@@ -1,17 +1,23 @@
-"""A group's first pops of a queue with many partitions."""
+"""A queue with many partitions: a group's first pops, and the commands on all of it."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
 import pytest
 import trio
-from broker_kit import QUEUE_MODE, ack, pop, push, started, txns
+from broker_kit import QUEUE_MODE, ack, configure, pop, push, started, txns
 from trio.testing import MockClock
 
+from queen_actors import limits
+from queen_actors.actors.log import decided
 from queen_actors.actors.pops import LOOKS
 from queen_actors.broker import Broker
-from queen_actors.domain.cursor import PopReply
-from queen_actors.domain.effects import Record
+from queen_actors.domain.cursor import PopReply, PopRequest
+from queen_actors.domain.effects import CursorDropped, CursorPut, DeadLetterDropped, Entry, Record
 from queen_actors.domain.partition import PushItem
+from queen_actors.domain.queue import GroupDeleted
 from queen_actors.storage.memory import MemoryStore
 
 VIRTUAL_TIME = True
@@ -119,3 +125,103 @@ async def test_a_first_pop_reads_no_more_than_it_takes(autojump_clock: MockClock
             assert reads <= pops
             found += txns(reply)
         assert sorted(found) == sorted(sent)
+
+
+class Small(MemoryStore):
+    """Takes no step that moves or drops more things than one turn has time for."""
+
+    async def commit(self, entries: Sequence[Entry], done: Callable[[], None] | None = None) -> None:
+        for entry in entries:
+            moved = [e for e in entry.effects if isinstance(e, (CursorPut, CursorDropped, DeadLetterDropped))]
+            assert len(moved) <= limits.STEP_EFFECTS
+        await super().commit(entries, done)
+
+
+async def in_turns(call: Callable[[], Awaitable[object]]) -> int:
+    """How often others came while it ran; whoever comes after it on its connection had to wait for all of it."""
+    turns, over, told = 0, False, []
+
+    async def run() -> None:
+        nonlocal over
+        decided.set(told.append)
+        await call()
+        assert told == [False]
+        over = True
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        while not over:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+    return turns
+
+
+async def test_a_group_moves_and_goes_some_partitions_at_a_time(autojump_clock: MockClock) -> None:
+    """All of them, in the end; others are served meanwhile, and no step of the log is larger than a turn."""
+    async with started(Small()) as broker:
+        await furnish(broker)
+        directory = broker._core.directory
+        pids = list(directory.queues["q"].partitions.values())
+        steps = MANY // limits.STEP_EFFECTS
+        for to, committed in ((None, 0), (1, -1)):
+            moved: list[int | None] = []
+
+            async def seek(to: int | None = to, moved: list[int | None] = moved) -> None:
+                moved.append(await broker.seek("g", "q", None, to))
+
+            assert await in_turns(seek) >= steps
+            assert moved == [MANY]
+            states = [directory.peek(pid) for pid in pids]
+            places = {state.cursors["g"].committed for state in states if state is not None}
+            assert places == {committed}
+        assert (await broker.pop(PopRequest(queue="q", group="g"))).claims  # which registers it
+        deleted: list[GroupDeleted] = []
+
+        async def delete() -> None:
+            deleted.append(await broker.delete_group("g", None, metadata=True))
+
+        assert await in_turns(delete) >= steps
+        assert (deleted[0].partitions, deleted[0].queues) == (MANY, ("q",))
+        assert not any(directory.consumes(pid, "g") for pid in pids)
+        assert "g" not in directory.queues["q"].groups
+
+
+async def test_a_cursor_that_comes_while_its_group_goes_goes_too(autojump_clock: MockClock) -> None:
+    """A consumer that pops on meanwhile does not keep the group alive."""
+    async with started(Small()) as broker:
+        await furnish(broker)
+        await pop(broker, group="g")
+        assert await broker.seek("g", "q", None, 1) == MANY
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(broker.delete_group, "g", "q", metadata=True))
+            while broker._core.directory.consumes(1, "g"):
+                await trio.lowlevel.checkpoint()
+            assert txns(await pop(broker, group="g", partition="p0")) == ["m0"]
+            assert "g" in broker._core.directory.queues["q"].groups
+        queue = broker._core.directory.queues["q"]
+        assert "g" not in queue.groups
+        assert not any(broker._core.directory.consumes(pid, "g") for pid in queue.partitions.values())
+
+
+async def test_dead_letters_go_some_at_a_time(autojump_clock: MockClock) -> None:
+    """Those of one group, and no others."""
+    async with started(Small()) as broker:
+        await configure(broker, retry_limit=0)
+        await furnish(broker)
+        for group in ("g", "h"):
+            for _ in range(MANY):
+                reply = await pop(broker, group=group, batch=500, partitions=500)
+                if not reply.claims:
+                    break
+                await ack(broker, reply, "failed")
+        state = broker._core.directory.queues["q"]
+        assert len(state.dead) == 2 * MANY
+        gone: list[int] = []
+
+        async def purge() -> None:
+            gone.append(await broker.purge_dead_letters("q", "g"))
+
+        assert await in_turns(purge) >= MANY // limits.STEP_EFFECTS
+        assert gone == [MANY]
+        assert {letter.group for letter in state.dead.values()} == {"h"}
+        assert await broker.purge_dead_letters("q", None) == MANY
