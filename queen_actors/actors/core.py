@@ -15,7 +15,7 @@ from queen_actors.ports import Clock, Ids, Store
 
 from .cipher import Cipher
 from .directory import Directory
-from .log import Log
+from .log import Log, only_looks
 from .mailbox import Key, Turns
 
 T = TypeVar("T")
@@ -109,11 +109,21 @@ class Core:
             if not self.log.reloading:
                 return
 
-    async def seen(self, look: Callable[[], Awaitable[T]]) -> T:
-        """What `look` finds, which may await on its way, when that is durable. When the state was read again meanwhile,
-        or has to be, it may have seen what was refused, or have stumbled over what is gone: it looks again."""
+    async def look(self, find: Callable[[], T], keys: Iterable[Key] = ()) -> T:
+        """What `find` finds at once, when that is durable; see `seen`."""
+
+        async def look() -> T:
+            return find()
+
+        return await self.seen(look, keys)
+
+    async def seen(self, look: Callable[[], Awaitable[T]], keys: Iterable[Key] = ()) -> T:
+        """What `look` finds, which may await on its way, when nobody holds these actors and it is durable. When the
+        state was read again meanwhile, or has to be, it may have seen what was refused, or have stumbled over what is
+        gone: it looks again."""
+        only_looks()
         while True:
-            await self.turn()
+            await self.turn(keys)
             reloads = self.log.reloads
             try:
                 found = await look()

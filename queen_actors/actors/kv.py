@@ -13,6 +13,7 @@ from queen_actors.values import LOCKS_NAMESPACE, SECOND
 
 from .agenda import Agenda
 from .core import Core, Draft
+from .log import only_looks
 from .mailbox import Key
 
 SWEEP = 1000
@@ -45,6 +46,8 @@ class Keys:
             draft = Draft(self._core)
             reply = self.decide(draft, ops)
             self._core.commit(draft)
+            if not draft.effects:
+                only_looks()
             try:
                 await self._core.log.durable()
                 return reply

@@ -18,7 +18,7 @@ from queen_actors import limits
 from queen_actors.domain import locks as rules
 from queen_actors.domain.effects import KvDropped, KvPut
 from queen_actors.domain.kv import Row
-from queen_actors.domain.locks import Acquire, LockOp, LockResult, Release, Renew, permit_key
+from queen_actors.domain.locks import Acquire, GetLock, LockOp, LockResult, Release, Renew, permit_key
 from queen_actors.errors import Overloaded, QueenError, StorageFull, Unavailable
 from queen_actors.values import LOCKS_NAMESPACE, SECOND
 
@@ -101,7 +101,10 @@ class Locks:
     async def call(self, ops: Sequence[LockOp]) -> list[LockResult]:
         """Each op's verdict, in order; the names of a call differ, so no op sees another's effect."""
         core = self._core
-        await core.turn([("lock", op.name) for op in ops] if core.turns.busy else ())
+        keys = [("lock", op.name) for op in ops] if core.turns.busy else ()
+        if all(isinstance(op, GetLock) for op in ops):
+            return await core.look(lambda: self._step(ops, None), keys)
+        await core.turn(keys)
         results = self._step(ops, holding.get())
         with self._telling(ops, results, holding.get()):
             await core.log.durable()

@@ -41,7 +41,7 @@ class Deferral:
     `position` is 0 while there is nothing to wait for; `reloads` is how often the state had been read again by then,
     and `log` which log it is. `undo` takes back what is of no use to a caller who is gone; one who is `firm` must be
     told all the same. A call that waits leaves in `asked` when it came (an instant, and by Trio's clock): when what it
-    decided is refused, it is to be made `again`, and waits on.
+    decided is refused, it is to be made `again`, and waits on. So does one that only looks, and saw what was refused.
     """
 
     __slots__ = ("asked", "firm", "log", "position", "reloads", "undo")
@@ -62,6 +62,14 @@ class Deferral:
 
 
 deferral: ContextVar[Deferral | None] = ContextVar("deferral", default=None)
+
+
+def only_looks() -> None:
+    """The call changes nothing: when it saw what the disk refuses, it is to be made again."""
+    later = deferral.get()
+    if later is not None and later.asked is None:
+        later.asked = (0, trio.current_time())
+
 
 PROBE_SECONDS = 0.5
 """How often a full disk is asked whether there is room again."""

@@ -225,24 +225,28 @@ class Reads:
         self, *, pid: int | None = None, txn: str | None = None, name: str | None = None
     ) -> list[TracePut]:
         """Trace events of one message, or under one name, newest first."""
-        found = [
-            trace
-            for trace in reversed(self._core.directory.traces)
-            if (pid is None or trace.pid == pid)
-            and (txn is None or trace.txn == txn)
-            and (name is None or name in trace.names)
-        ]
-        await self._core.log.durable()
-        return found
+
+        def find() -> list[TracePut]:
+            return [
+                trace
+                for trace in reversed(self._core.directory.traces)
+                if (pid is None or trace.pid == pid)
+                and (txn is None or trace.txn == txn)
+                and (name is None or name in trace.names)
+            ]
+
+        return await self._core.look(find)
 
     async def trace_names(self) -> list[TraceName]:
         """Every name under which there are trace events, the last used first."""
+        rows = await self._core.look(self._trace_names)
+        return sorted(rows, key=lambda row: row.last_seen, reverse=True)
+
+    def _trace_names(self) -> list[TraceName]:
         counts: dict[str, tuple[int, set[tuple[int, str]], int]] = {}
         for trace in self._core.directory.traces:
             for name in trace.names:
                 count, messages, _ = counts.get(name, (0, set(), 0))
                 messages.add((trace.pid, trace.txn))
                 counts[name] = (count + 1, messages, trace.created_at)
-        await self._core.log.durable()
-        rows = [TraceName(name, count, len(messages), last) for name, (count, messages, last) in counts.items()]
-        return sorted(rows, key=lambda row: row.last_seen, reverse=True)
+        return [TraceName(name, count, len(messages), last) for name, (count, messages, last) in counts.items()]

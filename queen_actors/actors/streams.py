@@ -57,15 +57,18 @@ class Streams:
 
     async def read(self, asked: StateRead) -> list[StateRow]:
         """State rows, in the order of their keys. Raises NotFound for an unknown query, or a partition not its own."""
-        await self._core.turn()
-        try:
-            stream, _, _ = self._find(asked.query, asked.pid)
-        except NotFound:
-            await self._core.log.durable()
-            raise
-        rows = stream.read(asked, self._plain)
-        await self._core.log.durable()
-        return rows
+
+        def find() -> list[StateRow] | NotFound:
+            try:
+                stream, _, _ = self._find(asked.query, asked.pid)
+            except NotFound as missing:
+                return missing
+            return stream.read(asked, self._plain)
+
+        found = await self._core.look(find)
+        if isinstance(found, NotFound):
+            raise found
+        return found
 
     async def cycle(self, cycle: Cycle, *, producer: str | None = None) -> Cycled | CycleRefused:
         """State, pushes and the positional ack in one step, or none of them. Raises NotFound as `read` does."""

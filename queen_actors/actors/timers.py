@@ -68,24 +68,15 @@ class Timers:
 
     async def get(self, queue: str, key: str) -> TimerPut | None:
         """The pending timer of that key."""
-        await self._core.turn()
-        found = self._core.directory.queue_timers(queue).get(key)
-        await self._core.log.durable()
-        return found
+        return await self._core.look(lambda: self._core.directory.queue_timers(queue).get(key))
 
     async def page(self, queue: str, after: str | None, limit: int) -> TimerPage:
         """Pending timers of one queue in byte order of their keys, `after` exclusive."""
-        await self._core.turn()
-        found = self._core.directory.queue_timers(queue).page(after, limit)
-        await self._core.log.durable()
-        return found
+        return await self._core.look(lambda: self._core.directory.queue_timers(queue).page(after, limit))
 
     async def count(self, queue: str, prefix: str) -> int:
         """How many pending timers of the queue have a key that starts with `prefix`."""
-        await self._core.turn()
-        found = self._core.directory.queue_timers(queue).count(prefix)
-        await self._core.log.durable()
-        return found
+        return await self._core.look(lambda: self._core.directory.queue_timers(queue).count(prefix))
 
     def observe(self, effect: Effect) -> None:
         """An effect was applied: a timer that is pending is on the agenda, and no other."""

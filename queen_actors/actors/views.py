@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import trio
 from msgspec.structs import replace
@@ -38,14 +39,11 @@ class Views:
 
     async def queue(self, name: str) -> QueueView | None:
         """The queue with the counts of each of its partitions; None when there is none."""
-        found, reloads = None, -1
-        while reloads != self._core.log.reloads:
-            await self._core.turn()
-            reloads = self._core.log.reloads
-            state = self._core.directory.queues.get(name)
-            found = None if state is None else state.view(await self._partitions(state))
-        await self._core.log.durable()
-        return found
+        return await self._core.seen(lambda: self._queue(name))
+
+    async def _queue(self, name: str) -> QueueView | None:
+        state = self._core.directory.queues.get(name)
+        return None if state is None else state.view(await self._partitions(state))
 
     async def _partitions(self, state: QueueState) -> tuple[PartitionView, ...]:
         now = self._core.clock.now()
@@ -71,25 +69,28 @@ class Views:
         offset: int,
     ) -> tuple[list[DeadLetterView], int]:
         """One page, newest first, and how many match in all (11)."""
-        await self._core.turn()
-        directory = self._core.directory
-        names = directory.queues if queue is None else {queue} & directory.queues.keys()
-        found: list[DeadLetterView] = []
-        for name in names:
-            for letter in directory.queues[name].dead.values():
-                place = directory.peek(letter.pid)
-                view = DeadLetterView(name, "" if place is None else place.name, letter)
-                if (
-                    (group is None or letter.group == group)
-                    and (partition is None or view.partition == partition)
-                    and (since is None or letter.failed_at >= since)
-                    and (until is None or letter.failed_at <= until)
-                ):
-                    found.append(view)
+
+        def find() -> list[DeadLetterView]:
+            return [
+                view
+                for view in self._letters(queue)
+                if (group is None or view.letter.group == group)
+                and (partition is None or view.partition == partition)
+                and (since is None or view.letter.failed_at >= since)
+                and (until is None or view.letter.failed_at <= until)
+            ]
+
+        found = await self._core.look(find)
         found.sort(key=lambda view: (view.letter.failed_at, view.letter.id), reverse=True)
-        await self._core.log.durable()
         page = [self._plain(view) for view in found[offset : offset + limit]]
         return page, len(found)
+
+    def _letters(self, queue: str | None) -> Iterator[DeadLetterView]:
+        directory = self._core.directory
+        for name in directory.queues if queue is None else {queue} & directory.queues.keys():
+            for letter in directory.queues[name].dead.values():
+                place = directory.peek(letter.pid)
+                yield DeadLetterView(name, "" if place is None else place.name, letter)
 
     def _plain(self, view: DeadLetterView) -> DeadLetterView:
         letter = view.letter
@@ -97,20 +98,18 @@ class Views:
 
     async def message(self, pid: int, txn: str) -> MessageView | None:
         """One message by its partition and transaction id, also when only its dead letter is left (14)."""
-        await self._core.turn()
+        return await self._core.seen(lambda: self._found(pid, txn))
+
+    async def _found(self, pid: int, txn: str) -> MessageView | None:
         record = await self._record(pid, txn)
-        await self._core.turn()
         partition = self._core.directory.partition(pid)
-        found = None
-        if partition is not None:
-            queue = self._core.directory.queue_of(partition)
-            letter = next((d for d in queue.dead.values() if d.pid == pid and d.record.txn == txn), None)
-            if record is None and letter is not None:
-                record = letter.record
-            if record is not None:
-                found = self._message(queue, partition, self._core.cipher.plain(record), letter)
-        await self._core.log.durable()
-        return found
+        if partition is None:
+            return None
+        queue = self._core.directory.queue_of(partition)
+        letter = next((d for d in queue.dead.values() if d.pid == pid and d.record.txn == txn), None)
+        if record is None and letter is not None:
+            record = letter.record
+        return None if record is None else self._message(queue, partition, self._core.cipher.plain(record), letter)
 
     async def _record(self, pid: int, txn: str) -> Record | None:
         partition = self._core.directory.partition(pid)

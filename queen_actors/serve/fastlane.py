@@ -240,9 +240,11 @@ class _Talk:
             if api.waits(head.method, head.path):
                 reply = await self._watched(head, request, later)
             else:
-                reply = await api.handle(request, bounded=True)
-                if later is not None and later.position:
-                    reply = await self._durable(head, request, reply, later)
+                reply = None
+                while reply is None:
+                    reply = await api.handle(request, bounded=True)
+                    if later is not None and later.position:
+                        reply = await self._durable(head, request, reply, later)
         finally:
             if before is not None:
                 deferral.reset(before)
@@ -273,7 +275,7 @@ class _Talk:
 
     async def _durable(self, head: Head, request: Request, reply: Reply, later: Deferral) -> Reply | None:
         """The reply, or what is said in its place, when the log has what it says, or never will have it; None when that
-        was refused, and the request is one that waits on: it is to be made again."""
+        was refused, and the request is one that waits on, or only looks: it is to be made again."""
         api = self._lane.intake.api
         try:
             await durable(later, partial(self._leave, head, reply))

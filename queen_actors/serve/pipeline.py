@@ -23,7 +23,7 @@ from queen_actors.actors.log import Deferral, deferral
 from queen_actors.api import Api, Reply, Request
 from queen_actors.api.app import no_answer
 from queen_actors.broker import Broker
-from queen_actors.errors import QueenError
+from queen_actors.errors import QueenError, StorageFull
 from queen_actors.wire.socket import Frame
 
 from .deferring import rest_of
@@ -43,6 +43,8 @@ class Decided(Struct):
     reply: Reply
     position: int
     reloads: int
+    looks: bool
+    """It changes nothing: when it saw what is refused, it is made again."""
     due: float
     """When its time is over, by Trio's clock."""
     number: int
@@ -56,12 +58,15 @@ class Pipeline:
         api: Api,
         broker: Broker,
         tell: Callable[[list[Decided]], None],
+        again: Callable[[Frame], None],
         pause: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`tell` is given what may be answered now; within `pause` is waited for what a request needs."""
+        """`tell` is given what may be answered now, and `again` a request that is to be made once more, in a task of
+        its own; within `pause` is waited for what a request needs."""
         self._api = api
         self._broker = broker
         self._tell = tell
+        self._again = again
         self._pause = pause
         self._waiting: deque[Decided] = deque()
         self._later = Deferral()
@@ -92,7 +97,7 @@ class Pipeline:
         here finds that nothing has happened: all waiting comes before the decision. Only `deferring`, and only in one
         task."""
         later = self._later
-        later.position = 0
+        later.position, later.asked = 0, None
         deciding = self._api.handle(request, bounded=True)
         try:
             trap = deciding.send(None)
@@ -105,7 +110,8 @@ class Pipeline:
         waits = position or self._turns
         due = self._time() + limits.CALL_DEADLINE_SECONDS if waits else 0.0
         self._taken += 1
-        decided = Decided(frame, request, reply, position, later.reloads, due, self._taken)
+        looks = later.asked is not None
+        decided = Decided(frame, request, reply, position, later.reloads, looks, due, self._taken)
         if waits:
             self._waiting.append(decided)
             self.size += len(reply.body)
@@ -205,7 +211,18 @@ class Pipeline:
         return found
 
     def _revoke(self, failure: QueenError, lost: list[Decided]) -> None:
+        told: list[Decided] = []
+        again: list[Decided] = []
         for decided in lost:
-            if decided.position:  # else it has nothing to lose, and waited for its turn only
+            if not decided.position:  # it has nothing to lose, and waited for its turn only
+                told.append(decided)
+            elif decided.looks and isinstance(failure, StorageFull):
+                self._api.unanswered(decided.request, decided.reply)
+                again.append(decided)
+            else:
                 decided.reply = self._api.revoke(decided.request, decided.reply, failure)
-        self._tell(lost)
+                told.append(decided)
+        if told:
+            self._tell(told)
+        for decided in again:
+            self._again(decided.frame)

@@ -80,9 +80,11 @@ class Session:
         self._watching = Watching(link, broker, self._gate, sharing)
         self._holding = Holding(link, broker, self._feeds.changed)
         self._reading = trio.CancelScope()
+        self._requests: trio.Nursery | None = None
+        """Of requests with tasks of their own, while the connection runs."""
         self._under_way = 0
         self._under_way_bytes = 0
-        self._pipeline = Pipeline(api, broker, self._tell, self._pause)
+        self._pipeline = Pipeline(api, broker, self._tell, self._repeat, self._pause)
         self._pops = 0
         self._taken = 0
         self._place_free = trio.lowlevel.ParkingLot()
@@ -119,6 +121,7 @@ class Session:
                 if not self._known:
                     background.start_soon(self._await_auth)
                 async with trio.open_nursery() as requests, trio.open_nursery() as feeds:
+                    self._requests = requests
                     self._feeds.nursery = self._watching.nursery = feeds
                     with self._reading, self._pipeline.deferring():
                         await self._read(requests)
@@ -230,6 +233,11 @@ class Session:
             self._link.send_now(said[0])
         else:
             self._link.send_together(said)
+
+    def _repeat(self, frame: Frame) -> None:
+        """The disk has refused what the request saw: it looks again when the state has been read again."""
+        assert self._requests is not None, "while a reply waits, the connection runs"
+        self._requests.start_soon(self._answer, frame, self._call, trio.Event(), self._pipeline.turn())
 
     async def _place(self, size: int) -> None:
         """Wait while as much is under way as may be, or the peer does not read its replies."""

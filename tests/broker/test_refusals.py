@@ -659,3 +659,72 @@ async def test_a_look_that_stumbles_over_a_state_that_is_gone_looks_again(autoju
 
         with pytest.raises(NotFound):
             await broker._core.seen(wrong)
+
+
+LETTERS = {"group": None, "partition": None, "since": None, "until": None, "limit": 9, "offset": 0}
+READS: dict[str, Action] = {
+    "kv": lambda b: value_of(b, "k"),
+    "lock": lambda b: b.locks([GetLock("l")]),
+    "timer": lambda b: b.timer("q", "t"),
+    "timers": lambda b: b.timer_page("q", None, 9),
+    "count": lambda b: b.timer_count("q", ""),
+    "queue": lambda b: b.queue_view("q"),
+    "letters": lambda b: b.dead_letters(queue="q", **LETTERS),
+    "message": lambda b: b.message(1, "m"),
+    "traces": lambda b: b.reads.traces(pid=1, txn="m"),
+    "names": lambda b: b.reads.trace_names(),
+    "stream": lambda b: found_or_not(b.streams.read(StateRead("none", 1, (), "", None))),
+    "list": lambda b: b.reads.messages(MessageFilter("q", None, None, None, None, 0, None, 10, 0)),
+}
+
+
+async def found_or_not(call: Awaitable[Any]) -> Any:
+    try:
+        return await call
+    except NotFound as missing:
+        return missing.detail
+
+
+@pytest.mark.parametrize("look", READS.values(), ids=list(READS))
+async def test_who_only_looks_is_not_refused_with_the_write_it_saw(autojump_clock: MockClock, look: Action) -> None:
+    """Reads go on when the disk is full: also one that saw what somebody else had just written, and that was refused.
+    It tells what there is instead."""
+    store = MemoryStore(retain=True)
+    async with started(store) as broker:
+        await furnish(broker)
+        await configure(broker, retry_limit=0)
+        before = await look(broker)
+        seen: list[Any] = []
+
+        async def refused() -> None:
+            with pytest.raises(StorageFull):
+                await broker.transaction(
+                    Transaction(steps=(PushItem("q", "p", b"1"),), kv=(put("k", b"3"),), timers=(Cancel("q", "t"),))
+                )
+
+        async def see() -> None:
+            seen.append(await look(broker))
+
+        writes = [
+            refused,
+            partial(broker.locks, [Acquire("l", 9 * SECOND, "other")]),
+            partial(broker.trace, pid=1, txn="m", group="g", names=("n",), event="e", data=b"1", worker=None),
+            partial(broker.ack, [Ack("m", 1, "h", "failed")]),
+        ]
+        store.faults.latency = 1
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(broker.kv, [put("first")])
+            await trio.sleep(0.1)
+            store.faults.full = True
+            for write in writes:
+                nursery.start_soon(suppressing, write)
+            await trio.sleep(0.1)
+            nursery.start_soon(see)
+            await trio.sleep(1)
+            store.faults.full = False
+        assert seen == [before]
+
+
+async def suppressing(call: Callable[[], Awaitable[Any]]) -> None:
+    with suppress(StorageFull):
+        await call()

@@ -13,6 +13,7 @@ from serve_kit import Peer, Running, server
 
 from queen_actors.actors.log import Deferral, Log
 from queen_actors.domain.effects import Counters, Entry
+from queen_actors.domain.kv import Put
 from queen_actors.errors import StorageFull
 from queen_actors.serve.deferring import durable
 from queen_actors.storage.memory import Faults, MemoryStore
@@ -252,3 +253,29 @@ class _Nothing:
     def recent(self, messages: object) -> None: ...
 
     def entry(self, entry: object) -> None: ...
+
+
+async def test_a_get_is_not_refused_with_the_write_it_saw(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for the write any more when it is refused: the read is answered from what there is, and counted
+    once, and the connection goes on."""
+    monkeypatch.setattr(serve_kit, "MemoryStore", partial(MemoryStore, True))
+    async with server(memory=True) as house:
+        peer = await house.connect()
+
+        async def get(key: str) -> tuple[int, object]:
+            status, body = await peer.json("POST", "/api/v1/kv", [{"op": "get", "ns": "n", "key": key}])
+            return status, body["results"][0]["found"]
+
+        assert await get("k") == (200, False)
+        house.faults.latency = SLOW
+        for key in ("before", "k"):  # the second waits for the commit of the first
+            with trio.move_on_after(0.1):
+                await house.broker.kv([Put("n", key, b"1", None)])
+        house.faults.full = True
+        assert await get("k") == (200, False)
+        house.faults.latency, house.faults.full = 0, False
+        await trio.sleep(5)
+        assert await get("before") == (200, True)
+        assert (await answered(house, "/api/v1/kv")) == {200: 3}

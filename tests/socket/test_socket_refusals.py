@@ -8,6 +8,7 @@ import pytest
 import trio
 from socket_peer import House, Peer, acks, house, items
 
+from queen_actors.api import Request
 from queen_actors.domain.locks import Acquire, Release
 from queen_actors.errors import QueenError
 from queen_actors.storage.memory import Faults
@@ -146,3 +147,38 @@ async def test_a_lease_whose_end_was_refused_goes_with_its_connection(how: str) 
         room_again(faults)
         again = await other.ask("pop", queue="q", consumerGroup="g", wait=True, timeout=5000)
         assert again["status"] == 200
+
+
+async def test_who_only_looks_is_not_refused_with_the_write_it_saw() -> None:
+    """Reads that were pipelined behind a write, or share its commit: the write is refused, they tell what there is; and
+    what comes after them is not answered before them."""
+    faults = Faults()
+    get = {"op": "kv", "operations": [{"op": "get", "ns": "n", "key": "k"}]}
+    peek = {"op": "timer.get", "queue": "q", "timerKey": "t"}
+    put = {"op": "kv", "operations": [{"op": "put", "ns": "n", "key": "k", "value": 3, "forever": True}]}
+    async with house(faults=faults) as hall:
+        peer, other = await hall.peer(), await hall.peer()
+        await commit_under_way(faults, other)
+        await peer.say(
+            {"id": 1, **put},
+            {"id": 2, **get},
+            {"id": 3, **peek},
+            {"id": 4, "op": "locks", "operations": [{"op": "get", "name": "l"}]},
+        )
+        await other.say({"id": 5, **get}, {"id": 6, **put})
+        await trio.sleep(0.1)
+        faults.full = True
+        replies = {reply["id"]: reply for reply in [await peer.expect(lambda m: "id" in m) for _ in range(4)]}
+        assert [replies[id]["status"] for id in (1, 2, 3, 4)] == [507, 200, 200, 200]
+        assert not replies[3]["body"]["found"]
+        for reply in (replies[2], await other.reply(5)):
+            assert reply["body"]["results"][0]["value"] == 2
+        assert (await other.reply(6))["status"] == 507
+        room_again(faults)
+        await trio.sleep(2)
+        assert (await peer.ask("kv", operations=put["operations"]))["ok"]
+        assert (await peer.ask("kv", operations=get["operations"]))["body"]["results"][0]["value"] == 3
+        text = await hall.api.handle(Request("GET", b"/metrics/prometheus"))
+        counted = [line for line in text.body.decode().splitlines() if 'route="/api/v1/kv"' in line]
+        counts = {line.partition('status="')[2][:3]: float(line.rpartition(" ")[2]) for line in counted}
+        assert (counts["200"], counts["507"]) == (5, 2)
