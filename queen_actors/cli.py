@@ -152,6 +152,10 @@ def _serve(options: argparse.Namespace) -> int:
     return 0
 
 
+_FEWER_DESCRIPTORS = (10_240, 4_096, 1_024)
+"""What is tried where a system allows less than it says, as macOS does."""
+
+
 def _allow_descriptors() -> None:
     """Have as many descriptors as all connections and the log's files may take, if the system lets the process."""
     if sys.platform == "win32":
@@ -160,9 +164,11 @@ def _allow_descriptors() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
-    with contextlib.suppress(ValueError, OSError):  # macOS allows less than it says
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    for allowed in (most, *(fewer for fewer in _FEWER_DESCRIPTORS if soft < fewer < most)):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+            return
 
 
 async def _until_signal(settings: Settings) -> None:
@@ -232,6 +238,7 @@ def _log_to_stderr(level: str) -> None:
 
 
 def _sql(options: argparse.Namespace) -> int:
+    _allow_descriptors()
     try:
         columns, rows = query(options.data, options.query)
     except QueenError as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from trio.lowlevel import checkpoint
+
 from queen_actors import limits
 from queen_actors.config import Settings
 from queen_actors.domain import effects as fx
@@ -133,6 +135,14 @@ class Core:
                 continue  # whatever it was, it was of a state that is no more
             if await self.kept(reloads):
                 return found
+
+    async def between_parts(self, keys: Iterable[Key] = ()) -> None:
+        """Let others be served before the next part of a command is decided, which does not wait for those before it to
+        be durable, unless much waits for the disk. Raises as `turn` and `Log.durable`."""
+        await checkpoint()
+        if self.log.crowded:
+            await self.log.durable_so_far()
+        await self.turn(keys)
 
     async def kept(self, reloads: int) -> bool:
         """Return True when it is durable what was seen after the state had been read again so often; False when some of

@@ -7,11 +7,10 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from queen_actors import limits
 from queen_actors.domain import cursor as rules
 from queen_actors.domain.effects import CursorDropped, GroupDropped, GroupPut
 from queen_actors.domain.partition import PartitionState
-from queen_actors.domain.queue import GroupDeleted, QueueState, registration
+from queen_actors.domain.queue import GroupDeleted, registration
 from queen_actors.domain.streams import without_group
 from queen_actors.values import QUEUE_MODE
 
@@ -44,26 +43,27 @@ class Groups:
         """Move the group's cursors to the first message at or after `to` (microseconds), or to the end (None).
 
         Live leases are dropped. Returns how many partitions moved; None when there is no such queue or partition. Of
-        more than `limits.STEP_EFFECTS` partitions so many move at a time: when it is refused, the first may have moved.
+        more than `limits.STEP_EFFECTS` partitions so many move at a time: when it is refused, or its caller goes away,
+        the first may have moved.
         """
-        await self._core.turn()
-        pids = self._pids(queue, partition)
-        moved = 0
-        for some in parts(pids):
+        core, log = self._core, self._core.log
+        await core.turn()
+        moved, position, reloads = 0, 0, log.reloads
+        for some in parts(self._pids(queue, partition)):
             if moved:
-                await self._core.log.durable_so_far()
-                await self._core.turn()
+                await core.between_parts()
             find = partial(self._partitions, some, queue, partition)
             starts = await self._starts(find, to) if to is not None else {}
-            draft = Draft(self._core)
+            log.settled(position, reloads)  # unless what moved before was refused meanwhile
+            draft = Draft(core)
             for target in find():
                 at = target.next_offset if to is None else offset_at(target, to)
                 committed = max(starts.get(target.pid, target.base) if at is None else at, target.log_start) - 1
                 cursor = target.cursors.get(group) or rules.fresh(target.pid, group, committed)
                 draft.effects.append(rules.sought(cursor, committed))
             self._commit(draft, "seek")
-            moved += len(draft.effects)
-        await self._core.log.durable()
+            moved, position, reloads = moved + len(draft.effects), log.position, log.reloads
+        await log.durable()
         return moved or None
 
     async def _starts(self, find: Callable[[], list[PartitionState]], to: int) -> dict[int, int]:
@@ -81,44 +81,32 @@ class Groups:
     async def delete(self, group: str, queue: str | None, *, metadata: bool) -> GroupDeleted:
         """Forget the group's cursors in one queue or in all; with `metadata` its registrations too, so that the same
         name starts afresh. What was leased is free; the log stays. A streaming query that reads as this group loses its
-        state with that.
-
-        Of more than `limits.STEP_EFFECTS` cursors so many go at a time, and the registrations with the last of them:
-        when it is refused, the first cursors may be gone."""
+        state with that."""
         await self._core.turn()
         directory = self._core.directory
-        cursors = 0
-        touched: set[str] = set()
-        found = self._consumed(group, queue)
-        if len(found) > limits.STEP_EFFECTS:
-            for some in parts(found):
-                draft = Draft(self._core)
-                draft.add(CursorDropped(pid, group) for _, pid in some if directory.consumes(pid, group))
-                touched.update(name for name, _ in some)
-                self._commit(draft, "deleted")
-                cursors += len(draft.effects)
-                await self._core.log.durable_so_far()
-                await self._core.turn()
-            found = self._consumed(group, queue)  # where it came again meanwhile: a part of all, and the last one
-        touched.update(name for name, _ in found)
         draft = Draft(self._core)
         new_id = partial(self._core.ids.uuid, draft.now)
         names: list[str] = []
+        dropped: list[CursorDropped] = []
         registrations: list[GroupDropped] = []
-        for state in self._queues(queue):
+        for state in directory.queues.values():
+            if queue is not None and state.name != queue:
+                continue
+            found = [pid for pid in state.partitions.values() if directory.consumes(pid, group)]
+            dropped.extend(CursorDropped(pid, group) for pid in found)
             for stream in directory.streams.reading(state.put.qid):
                 if stream.put.group == group:
                     draft.effects.append(without_group(stream.put, not metadata, draft.now, new_id))
             known = metadata and group in state.groups
             if known:
                 registrations.append(GroupDropped(state.put.qid, group))
-            if known or state.name in touched:
+            if found or known:
                 names.append(state.name)
-        draft.add(CursorDropped(pid, group) for _, pid in found)
+        draft.add(dropped)
         draft.add(registrations)
         self._commit(draft, "deleted")
         await self._core.log.durable()
-        return GroupDeleted(cursors + len(found), len(registrations), tuple(names))
+        return GroupDeleted(len(dropped), len(registrations), tuple(names))
 
     async def move_subscription(self, group: str, to: int) -> int:
         """Later first contacts of the group with a partition start at `to`; cursors that exist stay. Returns how many
@@ -140,9 +128,6 @@ class Groups:
         with self._acks.ending(reason):
             self._core.commit(draft)
 
-    def _queues(self, queue: str | None) -> list[QueueState]:
-        return [state for state in self._core.directory.queues.values() if queue is None or state.name == queue]
-
     def _pids(self, queue: str, partition: str | None) -> list[int]:
         state = self._core.directory.queues.get(queue)
         if state is None:
@@ -151,12 +136,6 @@ class Groups:
             return list(state.partitions.values())
         named = state.partitions.get(partition)
         return [] if named is None else [named]
-
-    def _consumed(self, group: str, queue: str | None) -> list[tuple[str, int]]:
-        """The partitions where the group has a cursor, each with its queue's name."""
-        consumes = self._core.directory.consumes
-        states = self._queues(queue)
-        return [(state.name, pid) for state in states for pid in state.partitions.values() if consumes(pid, group)]
 
     def _partitions(self, pids: Sequence[int], queue: str, partition: str | None) -> list[PartitionState]:
         """Those of them that there are still: a number may have been refused by the disk, and given out again."""

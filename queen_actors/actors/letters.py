@@ -28,23 +28,26 @@ class Letters:
         self._producers = producers
 
     async def purge(self, queue: str, group: str | None) -> int:
-        """Drop every dead letter of the queue, or of one group in it; returns how many there were. Of more than
-        `limits.STEP_EFFECTS` so many go at a time: when it is refused, the first may be gone."""
-        await self._core.turn([("queue", queue)])
-        state = self._core.directory.queues.get(queue)
+        """Drop every dead letter of the queue, or of one group in it; returns how many there were.
+
+        Of more than `limits.STEP_EFFECTS` so many go at a time: when it is refused, or its caller goes away, the first
+        may be gone."""
+        core, log = self._core, self._core.log
+        await core.turn([("queue", queue)])
+        state = core.directory.queues.get(queue)
         found = [] if state is None else [d for d in state.dead.values() if group is None or d.group == group]
-        count = 0
+        count, position, reloads = 0, 0, log.reloads
         for some in parts(found):
             if count:
-                await self._core.log.durable_so_far()
-                await self._core.turn([("queue", queue)])
-            state = self._core.directory.queues.get(queue)
-            draft = Draft(self._core)
+                await core.between_parts([("queue", queue)])
+            log.settled(position, reloads)  # unless those that went before were refused meanwhile
+            state = core.directory.queues.get(queue)
+            draft = Draft(core)
             if state is not None:
                 draft.add(DeadLetterDropped(letter.id, letter.qid) for letter in some if letter.id in state.dead)
-            self._core.commit(draft)
-            count += len(draft.effects)
-        await self._core.log.durable()
+            core.commit(draft)
+            count, position, reloads = count + len(draft.effects), log.position, log.reloads
+        await log.durable()
         return count
 
     async def remove(self, pid: int, txn: str) -> int:

@@ -125,6 +125,11 @@ class Log:
         return bool(self._waiting or self._lookers)
 
     @property
+    def crowded(self) -> bool:
+        """Does much wait for the disk already, so that who has more should wait?"""
+        return self._backlog > limits.LOG_BACKLOG_BYTES // 2
+
+    @property
     def closing(self) -> bool:
         return self._closing
 
@@ -217,7 +222,7 @@ class Log:
 
     async def durable_so_far(self) -> None:
         """`durable` in the middle of a command, of which more is to be decided: nobody may follow it yet, and it waits
-        in any case, so that no more than a part of it waits for the disk. Raises the same."""
+        in any case. Raises the same."""
         told, later = decided.set(None), deferral.set(None)
         try:
             await self.durable()

@@ -79,8 +79,11 @@ class Overview:
 
     async def groups(self) -> list[GroupLine]:
         """One line for each group in each queue where it has a cursor."""
+        return await self._core.seen(self._groups)
+
+    async def _groups(self) -> list[GroupLine]:
         lines: dict[tuple[str, str], list[PartitionLag]] = {}
-        for lag in await self.lags():
+        for lag in await self._lags(None):
             lines.setdefault((lag.queue, lag.group), []).append(lag)
         return [self._line(queue, group, lags) for (queue, group), lags in lines.items()]
 
@@ -101,12 +104,20 @@ class Overview:
 
     async def queues(self) -> list[QueueLine]:
         """Every queue with its counts, newest first."""
-        found = await self._core.seen(self._queues)
+        return await self._core.seen(self._queues)
+
+    async def _queues(self) -> list[QueueLine]:
+        found = [await self._queue(queue) for queue in list(self._core.directory.queues.values())]
         found.sort(key=lambda line: (line.view.created_at, line.view.qid), reverse=True)
         return found
 
-    async def _queues(self) -> list[QueueLine]:
-        return [await self._queue(queue) for queue in list(self._core.directory.queues.values())]
+    async def queues_and_groups(self) -> tuple[list[QueueLine], list[GroupLine]]:
+        """Both lists."""
+
+        async def look() -> tuple[list[QueueLine], list[GroupLine]]:
+            return await self._queues(), await self._groups()
+
+        return await self._core.seen(look)
 
     async def _queue(self, queue: QueueState) -> QueueLine:
         now = self._core.clock.now()

@@ -92,10 +92,15 @@ class Reads:
 
     # -- by change -------------------------------------------------------------------------------------------------
 
-    async def changed(self, queue: str, since: int, after: int, limit: int) -> ChangedPage | None:
-        """Partitions of a queue, in the order of their creation, that were written at or after `since`; those behind
-        partition id `after`. None when there is no such queue."""
-        return await self._core.seen(lambda: self._changed(queue, since, after, limit))
+    async def changed(self, wanted: Sequence[tuple[str, int, int, int]]) -> list[ChangedPage | None]:
+        """For each queue, instant `since`, partition id `after` and limit: partitions of the queue, in the order of
+        their creation, that were written at or after `since`; those behind `after`. None when there is no such
+        queue."""
+
+        async def look() -> list[ChangedPage | None]:
+            return [await self._changed(*one) for one in wanted]
+
+        return await self._core.seen(look)
 
     async def _changed(self, queue: str, since: int, after: int, limit: int) -> ChangedPage | None:
         safe = self._core.clock.now()  # what is written while this looks around may be missed

@@ -65,8 +65,8 @@ async def sizes(call: Call) -> Reply:
 
 
 async def overview(call: Call) -> Reply:
-    reading = call.broker.overview
-    return json_reply(render_overview(await reading.queues(), await reading.groups(), call.broker.clock.now()))
+    queues, groups = await call.broker.overview.queues_and_groups()
+    return json_reply(render_overview(queues, groups, call.broker.clock.now()))
 
 
 async def namespaces(call: Call) -> Reply:

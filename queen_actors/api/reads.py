@@ -28,11 +28,9 @@ async def fetch(call: Call) -> Reply:
 
 async def changed(call: Call) -> Reply:
     entries = parse_changed(call.body)
-    reads = call.broker.reads
-    pages = [
-        None if entry.after is None else await reads.changed(entry.queue, entry.since, entry.after, entry.limit)
-        for entry in entries
-    ]
+    wanted = [(entry.queue, entry.since, entry.after, entry.limit) for entry in entries if entry.after is not None]
+    found = iter(await call.broker.reads.changed(wanted))
+    pages = [None if entry.after is None else next(found) for entry in entries]
     return json_reply(render_changed(entries, pages, call.broker.clock.now()))
 
 

@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 WebSocketHandler = Callable[[trio.abc.Stream], Awaitable[None]]
 """Serves one WebSocket on a stream that begins with its upgrade request, and closes it."""
 
-_REFUSALS_MAX = 100  # refused connections that still get an answer; more are closed without one
+_REFUSALS_MAX = 32  # refused connections that still get an answer; more are closed without one
 _REFUSAL_SECONDS = 1.0
 _KEEPALIVE_SECONDS = 15  # of silence, then the kernel asks whether the peer is still there
 
@@ -107,13 +107,13 @@ async def serve(
 def connections_allowed() -> int:
     """How many connections are served at a time. Each takes a descriptor, and without one for its files the log cannot
     go on: where the process may not have many (`ulimit -n`), connections leave `limits.DESCRIPTORS_KEPT` of them, or
-    half of the few that there are."""
+    three quarters of the few that there are."""
     if sys.platform == "win32":
         return limits.HTTP_CONNECTIONS
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most == resource.RLIM_INFINITY:
         return limits.HTTP_CONNECTIONS
-    return min(limits.HTTP_CONNECTIONS, max(most - limits.DESCRIPTORS_KEPT, most // 2))
+    return min(limits.HTTP_CONNECTIONS, max(most - limits.DESCRIPTORS_KEPT, most // 4))
 
 
 async def open_listeners(settings: Settings) -> list[trio.SocketListener]:

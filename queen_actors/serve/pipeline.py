@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from math import inf
 
 import trio
@@ -58,15 +59,15 @@ class Pipeline:
         api: Api,
         broker: Broker,
         tell: Callable[[list[Decided]], None],
-        again: Callable[[Frame], None],
+        start: Callable[[Callable[[], Awaitable[None]]], None],
         pause: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """`tell` is given what may be answered now, and `again` a request that is to be made once more, in a task of
-        its own; within `pause` is waited for what a request needs."""
+        """`tell` is given what may be answered now, `start` what is to be run in a task of the connection; within
+        `pause` is waited for what a request needs."""
         self._api = api
         self._broker = broker
         self._tell = tell
-        self._again = again
+        self._start = start
         self._pause = pause
         self._waiting: deque[Decided] = deque()
         self._later = Deferral()
@@ -75,6 +76,8 @@ class Pipeline:
         self._turns: dict[int, None] = {}
         """Of requests with tasks of their own: those that are neither answered nor parked."""
         self._turned = trio.lowlevel.ParkingLot()
+        self._repeating = 0
+        self._repeated = trio.lowlevel.ParkingLot()
         self._looks = False
         self._begun = trio.lowlevel.ParkingLot()
         self._empty = trio.lowlevel.ParkingLot()
@@ -122,6 +125,13 @@ class Pipeline:
                 self._begun.unpark_all()
         else:
             self._tell([decided])
+
+    async def ready(self) -> None:
+        """Return when the next request may be decided: none that came before it is being made again. No checkpoint if
+        that is so."""
+        while self._repeating:
+            with self._pause():
+                await self._repeated.park()
 
     def turn(self) -> int:
         """The place of the next request, which has a task of its own. To be given back in any case: `leave`."""
@@ -186,7 +196,7 @@ class Pipeline:
         waiting = self._waiting
         position, reloads = waiting[0].position, waiting[0].reloads
         before = next(iter(self._turns), inf)
-        if waiting[0].number > before:
+        if waiting[0].number >= before:
             return False
         reached = self._broker.reached(reloads)
         if position <= reached:
@@ -211,18 +221,41 @@ class Pipeline:
         return found
 
     def _revoke(self, failure: QueenError, lost: list[Decided]) -> None:
-        told: list[Decided] = []
+        """Tell them that it was not to be. One that changed nothing is made again, and those behind it are told after
+        it."""
         again: list[Decided] = []
+        told: list[Decided] = []
+        kept: list[Decided] = []
         for decided in lost:
-            if not decided.position:  # it has nothing to lose, and waited for its turn only
-                told.append(decided)
-            elif decided.looks and isinstance(failure, StorageFull):
-                self._api.unanswered(decided.request, decided.reply)
+            if decided.position and decided.looks and isinstance(failure, StorageFull):
                 again.append(decided)
-            else:
+            elif decided.position:  # else it has nothing to lose, and waited for its turn only
                 decided.reply = self._api.revoke(decided.request, decided.reply, failure)
-                told.append(decided)
+                decided.position = 0
+            (kept if again else told).append(decided)
         if told:
             self._tell(told)
-        for decided in again:
-            self._again(decided.frame)
+        if again:
+            self._waiting.extendleft(reversed(kept))
+            self.size += sum(len(decided.reply.body) for decided in kept)
+            self._turns = dict.fromkeys(decided.number for decided in again) | self._turns
+            self._repeating += 1
+            self._start(partial(self._repeat, again))
+
+    async def _repeat(self, found: list[Decided]) -> None:
+        """Make these requests again, one after the other, as each has its turn."""
+        deferral.set(None)
+        try:
+            for decided in found:
+                reply = await self._api.handle(decided.request)
+                before = decided.reply
+                if any(other is decided for other in self._waiting):
+                    self.size += len(reply.body) - len(before.body)
+                    decided.reply, decided.position = reply, 0
+                    self._api.unanswered(decided.request, before)
+                else:  # its time was over, and it was told so
+                    self._api.unanswered(decided.request, reply)
+                self.leave(decided.number)
+        finally:
+            self._repeating -= 1
+            self._repeated.unpark_all()

@@ -84,7 +84,7 @@ class Session:
         """Of requests with tasks of their own, while the connection runs."""
         self._under_way = 0
         self._under_way_bytes = 0
-        self._pipeline = Pipeline(api, broker, self._tell, self._repeat, self._pause)
+        self._pipeline = Pipeline(api, broker, self._tell, self._start, self._pause)
         self._pops = 0
         self._taken = 0
         self._place_free = trio.lowlevel.ParkingLot()
@@ -190,6 +190,7 @@ class Session:
         size = len(frame.text)
         if self._is_full(size):
             await self._place(size)
+        await self._pipeline.ready()
         self._under_way += 1
         self._under_way_bytes += size
         if op == "pop" and not pop_timeout_ms(frame) and self._gate.open:
@@ -234,10 +235,9 @@ class Session:
         else:
             self._link.send_together(said)
 
-    def _repeat(self, frame: Frame) -> None:
-        """The disk has refused what the request saw: it looks again when the state has been read again."""
+    def _start(self, work: Callable[[], Awaitable[None]]) -> None:
         assert self._requests is not None, "while a reply waits, the connection runs"
-        self._requests.start_soon(self._answer, frame, self._call, trio.Event(), self._pipeline.turn())
+        self._requests.start_soon(work)
 
     async def _place(self, size: int) -> None:
         """Wait while as much is under way as may be, or the peer does not read its replies."""

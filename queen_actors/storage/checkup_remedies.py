@@ -66,6 +66,7 @@ class Settling:
         if refusal is None and after == self._listing:
             return
         refusal = self._refusal(after)
+        self._change(self._kept_by_a_start)
         if refusal is not None:
             self._found.add("", f"{refusal} (after what a repair could do)", f"{BACKUP}.")
             self._withhold()
@@ -93,24 +94,32 @@ class Settling:
         return None
 
     def _as_a_start_does(self, finding: Finding) -> Finding:
-        """The finding, when a start accepts the log: what the start keeps, a repair does not remove."""
-        if finding.remedy == "remove" and finding.name in self._aside:
-            finding = msgspec.structs.replace(finding, remedy=None, advice=SET_ASIDE)
+        """The finding, when a start accepts the log."""
+        finding = self._kept_by_a_start(finding)
         return msgspec.structs.replace(finding, harmless=finding.remedy != "format")
 
+    def _kept_by_a_start(self, finding: Finding) -> Finding:
+        """What the start keeps, a repair does not remove."""
+        if finding.remedy == "remove" and finding.name in self._aside:
+            return msgspec.structs.replace(finding, remedy=None, advice=SET_ASIDE)
+        return finding
+
     def _after(self) -> Listing:
-        """The files of the log without those that a repair would take away."""
+        """The files of the log without those that a repair would take away, but with every journal: whether one may go
+        is what the start has to say."""
         gone = {finding.name for finding in self._found.all if finding.remedy in _GOES}
 
         listing = self._listing
         return Listing(
-            [file for file in listing.journals if os.path.basename(file.path) not in gone],
+            listing.journals,
             [file for file in listing.segments if os.path.basename(file.path) not in gone],
             [file for file in listing.snapshots if os.path.basename(file.path) not in gone],
         )
 
     def _withhold(self) -> None:
         def without(finding: Finding) -> Finding:
+            if finding.advice == SET_ASIDE:
+                return msgspec.structs.replace(finding, advice=WITHHELD)
             if not of_log(finding, self._listing):
                 return finding
             return msgspec.structs.replace(finding, remedy=None, at=0, advice=WITHHELD)

@@ -15,6 +15,7 @@ from .directory import DataDirectory, SegmentFile, SnapshotFile
 from .segments import Inspect, Pace
 
 MERGE_FILES = 8  # so many small neighbours are worth a merge
+MERGE_MOST = 64  # files of one merge: each takes a descriptor (limits.DESCRIPTORS_KEPT)
 
 
 def live_counts(connection: duckdb.DuckDBPyConnection, snapshot: SnapshotFile) -> dict[tuple[int, int], int]:
@@ -46,7 +47,7 @@ def groups_to_merge(
     for file in files:
         size = sizes[file.path]
         need = size * live.get((file.first, file.last), totals[file]) // max(1, totals[file])
-        if group and needed + need > target_bytes:
+        if group and (needed + need > target_bytes or len(group) == MERGE_MOST):
             if worth_it():
                 yield group
             group, needed, taken = [], 0, 0

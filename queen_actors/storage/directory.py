@@ -333,19 +333,27 @@ def _take_lock(path: str, ops: FileOps) -> int:
 
 
 def _in_use(path: str, advice: str) -> DataDirectoryError:
-    """The text of LOCK is the holder's id as long as LOCK itself is held; after that it is one that is gone."""
+    """The text of LOCK is the holder's id, or that of the last one, when something else holds the directory."""
     by = ""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         lock = os.open(os.path.join(path, "LOCK"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            by = ": another process has the directory itself locked, as `flock` does"
-        except BlockingIOError:
-            holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
-            by = f" by process {holder}" if holder else ""
+            holder = int(os.pread(lock, 32, 0))
         finally:
             os.close(lock)
+        is_there = _is_alive(holder)
+        by = f" by process {holder}" if is_there else ": another process has it locked, as a doctor or `flock` does"
     return DataDirectoryError(f"The data directory {path} is in use{by}. {advice}")
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:  # somebody else's
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def _is_begun(path: str) -> bool:

@@ -12,11 +12,12 @@ import shutil
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
+from typing import NamedTuple
 
 import duckdb
 import msgspec
 
-from queen_actors.domain.effects import Appended, Entry, decode_entries
+from queen_actors.domain.effects import Appended, Effect, Entry, KvPut, QueuePut, decode_entries
 from queen_actors.errors import DataDirectoryError, StorageFailed
 
 from . import duck, segments
@@ -25,6 +26,13 @@ from .journal import JournalReader
 from .segments import Meta
 
 MEMORY_MB = 256  # for the keys of the messages of one merge: a few dozen MiB
+_OTHER_KEY = """
+    SELECT 1 FROM (SELECT version, ns, key FROM {0}.kv WHERE {1}) ANTI JOIN journal_keys USING (version, ns, key)
+    WHERE version > ? AND version <= ? LIMIT 1
+"""
+"""A key that was given one of the journal's versions, and is not in it."""
+_OTHER_QUEUE = "SELECT 1 FROM {0}.queues q JOIN journal_queues j ON q.qid = j.qid AND q.uid <> j.uid LIMIT 1"
+"""A queue that was given the number of one in the journal."""
 _KEPT = "Every file is kept as it is. Restore the data directory from a backup"
 
 
@@ -66,6 +74,7 @@ class SortingOut:
         self._spill = spill
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._aliases: dict[str, str] = {}
+        self._names = 0
 
     def segments(self, files: Iterable[SegmentFile]) -> tuple[list[SegmentFile], list[SegmentFile]]:
         """The segments that the log is read from, in order, and those that are left over."""
@@ -87,28 +96,26 @@ class SortingOut:
         return kept, left
 
     def journals(self, files: Sequence[JournalFile], sealed: Sequence[SegmentFile]) -> list[JournalFile]:
-        """Of these journals, which begin before the end of what is sealed, those that are not shown to be what was
-        sealed and yet hold nothing that is missing: a copy of the directory that was laid over an older copy has them.
+        """Of these journals, which begin before the end of what is sealed, those that no segment of the same positions
+        was made of, and that yet have nothing in them that speaks against what is sealed: a copy of the directory that
+        was laid over an older copy has them.
 
-        Raises DataDirectoryError for one that holds anything else: it is of another log.
+        Raises DataDirectoryError for one that has: it is of another log, or of the same log where that went on
+        otherwise.
         """
         aside: list[JournalFile] = []
         for file in files:
-            end, last, length = _read(file)
-            if end == file.first and length is not None:
+            held = _read(file)
+            if held.end == file.first and held.bytes is not None:
                 continue  # it holds nothing
-            wanted = f"journal_{file.first}"
-            try:
-                if self._is_sealed(file, end, last, length, sealed, wanted):
-                    continue
-                if not self._is_older(file, end, last, sealed, wanted):
-                    raise DataDirectoryError(
-                        f"{file.path} begins before the position up to which the log is sealed, and no segment was "
-                        f"made of what it holds: it is of another log, or what is sealed is. {_KEPT}; or, when it is "
-                        "certain that the journal does not belong here, move it elsewhere."
-                    )
-            finally:
-                self._connected().execute(f"DROP TABLE IF EXISTS {wanted}")
+            if self._is_sealed(file, held, sealed):
+                continue
+            if not self._is_older(file, held, sealed):
+                raise DataDirectoryError(
+                    f"{file.path} begins before the position up to which the log is sealed, and no segment was made of "
+                    f"what it holds: it is of another log, or what is sealed is. {_KEPT}; or, when it is certain that "
+                    "the journal does not belong here, move it elsewhere."
+                )
             aside.append(file)
         return aside
 
@@ -168,6 +175,7 @@ class SortingOut:
                 return False
             if _beyond(_end(its), _end(meta)) or self._lacks(wide, part, by=self._snapshot):
                 return False
+            self._detach(part)  # there may be many, and each takes a descriptor
         return True
 
     def _is_made_of(self, wide: SegmentFile, parts: Sequence[SegmentFile]) -> bool:
@@ -201,56 +209,60 @@ class SortingOut:
 
     # -- journals ------------------------------------------------------------------------------------------------------
 
-    def _is_sealed(
-        self,
-        file: JournalFile,
-        end: int,
-        last: _End,
-        length: int | None,
-        sealed: Sequence[SegmentFile],
-        wanted: str,
-    ) -> bool:
-        """Whether all that the journal holds lies in a segment, or did until nobody could read it any more."""
-        if length is None:
-            return False  # it cannot be read to its end
+    def _is_sealed(self, file: JournalFile, held: _Held, sealed: Sequence[SegmentFile]) -> bool:
+        """Whether a segment was made of the whole journal. It goes before that is merged with others, or dropped."""
         for segment in sealed:
-            if segment.first > file.first or segment.last < end:
-                continue
-            meta = self._meta(segment)
-            if meta.journal_bytes:
-                if (segment.first, segment.last, meta.journal_bytes) == (file.first, end, length):
-                    return last == _end(meta)
-            elif not _beyond(last, _end(meta)):
-                return not self._lacks_of(file, end, sealed, wanted)
-        if self._snapshot is None or _beyond(last, _end(self._meta(self._snapshot))):
-            return False
-        alias = self._attached(self._snapshot.path)
-        known = f"SELECT 1 FROM {alias}.segments WHERE (first, last) = (?, ?)"
-        if self._connected().execute(known, [file.first, end]).fetchone() is None:
-            return False
-        return not self._lacks_of(file, end, sealed, wanted)
+            if (segment.first, segment.last) == (file.first, held.end):
+                meta = self._meta(segment)
+                return meta.journal_bytes == held.bytes and held.last == _end(meta)
+        return False
 
-    def _is_older(self, file: JournalFile, end: int, last: _End, sealed: Sequence[SegmentFile], wanted: str) -> bool:
+    def _is_older(self, file: JournalFile, held: _Held, sealed: Sequence[SegmentFile]) -> bool:
         """Whether the journal, as far as it can be read, ends before what is sealed does, by its position and by all
-        that only rises, and has no message that is missing there."""
+        that only rises, and everything that can be compared is there as it is here."""
         ends: list[SegmentFile | SnapshotFile] = list(sealed)
         if self._snapshot is not None:
             ends.append(self._snapshot)
         newest = max(ends, key=lambda one: one.last)
-        if end > newest.last or _beyond(last, _end(self._meta(newest))):
+        if held.end > newest.last or _beyond(held.last, _end(self._meta(newest))):
             return False
-        return not self._lacks_of(file, end, sealed, wanted)
+        over = [segment for segment in sealed if segment.first < held.end and file.first < segment.last]
+        behind = self._snapshot if self._snapshot is not None and held.end <= self._snapshot.last else None
+        states = [(self._attached(one.path), "NOT dropped") for one in over if self._meta(one).journal_bytes]
+        if behind is not None:
+            states.append((self._attached(behind.path), "true"))
+        self._load(file)
+        return not self._any_lacking("journal_messages", over, behind) and not any(
+            self._is_otherwise(*state, held) for state in states
+        )
 
-    def _lacks_of(self, file: JournalFile, end: int, sealed: Sequence[SegmentFile], wanted: str) -> bool:
-        """Has the journal a message that is in no segment, and that a snapshot from behind its end does not say was
-        removed? The messages are put into the table `wanted`, if they are not there."""
+    def _is_otherwise(self, alias: str, there: str, held: _Held) -> bool:
+        """Has the attached file, in the rows of things that are `there`, given away numbers otherwise than the journal
+        that was loaded?"""
         connection = self._connected()
-        if not connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = ?", [wanted]).fetchall():
-            connection.execute(f'CREATE TEMP TABLE {wanted} (pid BIGINT, "offset" BIGINT, id VARCHAR)')
-            segments.append(connection, wanted, _messages(file), segments.Pace(hurried=True))
-        over = [segment for segment in sealed if segment.first < end and file.first < segment.last]
-        removed = self._snapshot if self._snapshot is not None and end <= self._snapshot.last else None
-        return self._any_lacking(wanted, over, removed)
+        keys = connection.execute(_OTHER_KEY.format(alias, there), [held.version, held.last[0]]).fetchone()
+        return keys is not None or connection.execute(_OTHER_QUEUE.format(alias)).fetchone() is not None
+
+    def _load(self, file: JournalFile) -> None:
+        """Put into tables what of a journal, as far as it can be read, can be compared: messages, and the numbers that
+        keys and queues were given."""
+        connection, pace = self._connected(), segments.Pace(hurried=True)
+        connection.execute('CREATE OR REPLACE TABLE journal_messages (pid BIGINT, "offset" BIGINT, id VARCHAR)')
+        connection.execute("CREATE OR REPLACE TABLE journal_keys (version BIGINT, ns VARCHAR, key VARCHAR)")
+        connection.execute("CREATE OR REPLACE TABLE journal_queues (qid BIGINT, uid VARCHAR)")
+        with (
+            segments.Rows(connection, "journal_messages", pace) as messages,
+            segments.Rows(connection, "journal_keys", pace) as keys,
+            segments.Rows(connection, "journal_queues", pace) as queues,
+        ):
+            for effect in _effects(file):
+                if isinstance(effect, Appended):
+                    for record in effect.records:
+                        messages.add((effect.pid, record.offset, record.id))
+                elif isinstance(effect, KvPut):
+                    keys.add((effect.version, effect.ns, effect.key))
+                elif isinstance(effect, QueuePut):
+                    queues.add((effect.qid, effect.uid))
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
@@ -262,9 +274,16 @@ class SortingOut:
     def _attached(self, path: str) -> str:
         alias = self._aliases.get(path)
         if alias is None:
-            alias = self._aliases[path] = f"sort_{len(self._aliases)}"
+            alias = f"sort_{self._names}"
+            self._names += 1
             duck.attach(self._connected(), path, alias)
+            self._aliases[path] = alias
         return alias
+
+    def _detach(self, file: SegmentFile) -> None:
+        alias = self._aliases.pop(file.path, None)
+        if alias is not None:
+            duck.detach(self._connected(), alias)
 
     def _meta(self, file: SegmentFile | SnapshotFile) -> Meta:
         alias = self._attached(file.path)
@@ -291,34 +310,42 @@ def _beyond(one: _End, other: _End) -> bool:
     return any(a > b for a, b in zip(one, other, strict=True))
 
 
-def _read(file: JournalFile) -> tuple[int, _End, int | None]:
-    """The position and the counters at which a journal ends, as far as it can be read, and its bytes up to there; None
-    for these when it is not whole."""
-    end, last, length = file.first, b"", None
-    with suppress(DataDirectoryError):
+class _Held(NamedTuple):
+    """What a journal holds, as far as it can be read: the position where it ends, the version counter behind its first
+    entry, the counters and the instant behind its last; and its bytes up to there, None when it is not whole."""
+
+    end: int
+    version: int
+    last: _End
+    bytes: int | None
+
+
+def _read(file: JournalFile) -> _Held:
+    end, version, last = file.first, 0, (0, 0, 0, 0)
+    with suppress(DataDirectoryError, msgspec.DecodeError):
         reader = JournalReader(file.path)
         if reader.first == file.first:
-            for end, last in reader.frames():  # noqa: B007 - the last ones are what is asked for
-                pass
-            length = None if reader.torn else reader.end
-    try:
-        entries: Sequence[Entry] = decode_entries(last) if last else ()
-    except msgspec.DecodeError:
-        return end, (0, 0, 0, 0), None
-    if not entries:
-        return end, (0, 0, 0, 0), length
-    entry = entries[-1]
-    return end, (entry.counters.version, entry.counters.pid, entry.counters.qid, entry.now), length
+            first: Entry | None = None
+            newest = b""
+            try:
+                for end, newest in reader.frames():  # noqa: B007 - the last one is what is asked for
+                    if first is None:
+                        first = decode_entries(newest)[0]
+                        version = first.counters.version
+            finally:
+                if newest:
+                    entry = decode_entries(newest)[-1]
+                    last = (entry.counters.version, entry.counters.pid, entry.counters.qid, entry.now)
+            return _Held(end, version, last, None if reader.torn else reader.end)
+    return _Held(end, version, last, None)
 
 
-def _messages(file: JournalFile) -> Generator[tuple[int, int, str]]:
-    """Partition, offset and id of every message of a journal, as far as it can be read."""
+def _effects(file: JournalFile) -> Generator[Effect]:
+    """The effects of a journal, as far as it can be read."""
     with suppress(DataDirectoryError, msgspec.DecodeError):
         for _, body in JournalReader(file.path).frames():
             for entry in decode_entries(body):
-                for effect in entry.effects:
-                    if isinstance(effect, Appended):
-                        yield from ((effect.pid, record.offset, record.id) for record in effect.records)
+                yield from entry.effects
 
 
 def _overlap(one: SegmentFile, other: SegmentFile) -> DataDirectoryError:

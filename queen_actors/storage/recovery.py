@@ -24,6 +24,7 @@ from queen_actors.ports import Recent, SealedRun
 
 from . import duck, leftovers, schema, segments
 from .directory import KEPT, DataDirectory, JournalFile, Listing, SegmentFile, SnapshotFile, file_checksum
+from .fileops import FULL
 from .reader import RunIndex, read_recent, read_runs
 from .segments import Meta, Pace
 
@@ -105,7 +106,12 @@ def clear(directory: DataDirectory, found: Plan, superseded: Sequence[JournalFil
         directory.ops.unlink(path)
     for path in sorted(found.aside):
         kept = next(name for number in count(1) if not os.path.lexists(name := f"{path}{KEPT}{number}"))
-        directory.ops.rename(path, kept)
+        try:
+            directory.ops.rename(path, kept)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            kept = path  # a full disk may have no room for a name: it does no harm where it is
         _log.warning(
             "%s is from before what is sealed, and it is not shown that this has all of it; the log is whole without "
             "it, and it is kept as %s",

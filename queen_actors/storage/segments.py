@@ -352,7 +352,7 @@ def publish(directory: DataDirectory, temporary: str, path: str, kind: str) -> N
         except OSError as second:
             # Without a descriptor nothing was flushed, and that alone says nothing against the disk: what is gone by
             # now may be back after a power cut, where a start sees what it is
-            if second.errno not in NO_DESCRIPTOR or os.path.lexists(path):
+            if {error.errno, second.errno} - NO_DESCRIPTOR or os.path.lexists(path):
                 raise StorageFailed(f"Making {path} durable under its name failed: {error}.") from error
         raise
     if faultpoints.armed:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 
 import pytest
 import trio
+import trio.lowlevel
 from broker_kit import QUEUE_MODE, ack, configure, pop, push, started, txns
 from trio.testing import MockClock
 
 from queen_actors import limits
+from queen_actors.actors.groups import Groups
 from queen_actors.actors.log import decided
 from queen_actors.actors.pops import LOOKS
 from queen_actors.broker import Broker
-from queen_actors.domain.cursor import PopReply, PopRequest
+from queen_actors.domain.cursor import PopReply
 from queen_actors.domain.effects import CursorDropped, CursorPut, DeadLetterDropped, Entry, Record
 from queen_actors.domain.partition import PushItem
-from queen_actors.domain.queue import GroupDeleted
+from queen_actors.errors import StorageFull
 from queen_actors.storage.memory import MemoryStore
 
 VIRTUAL_TIME = True
@@ -156,7 +157,7 @@ async def in_turns(call: Callable[[], Awaitable[object]]) -> int:
     return turns
 
 
-async def test_a_group_moves_and_goes_some_partitions_at_a_time(autojump_clock: MockClock) -> None:
+async def test_a_group_moves_some_partitions_at_a_time(autojump_clock: MockClock) -> None:
     """All of them, in the end; others are served meanwhile, and no step of the log is larger than a turn."""
     async with started(Small()) as broker:
         await furnish(broker)
@@ -174,33 +175,6 @@ async def test_a_group_moves_and_goes_some_partitions_at_a_time(autojump_clock: 
             states = [directory.peek(pid) for pid in pids]
             places = {state.cursors["g"].committed for state in states if state is not None}
             assert places == {committed}
-        assert (await broker.pop(PopRequest(queue="q", group="g"))).claims  # which registers it
-        deleted: list[GroupDeleted] = []
-
-        async def delete() -> None:
-            deleted.append(await broker.delete_group("g", None, metadata=True))
-
-        assert await in_turns(delete) >= steps
-        assert (deleted[0].partitions, deleted[0].queues) == (MANY, ("q",))
-        assert not any(directory.consumes(pid, "g") for pid in pids)
-        assert "g" not in directory.queues["q"].groups
-
-
-async def test_a_cursor_that_comes_while_its_group_goes_goes_too(autojump_clock: MockClock) -> None:
-    """A consumer that pops on meanwhile does not keep the group alive."""
-    async with started(Small()) as broker:
-        await furnish(broker)
-        await pop(broker, group="g")
-        assert await broker.seek("g", "q", None, 1) == MANY
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(broker.delete_group, "g", "q", metadata=True))
-            while broker._core.directory.consumes(1, "g"):
-                await trio.lowlevel.checkpoint()
-            assert txns(await pop(broker, group="g", partition="p0")) == ["m0"]
-            assert "g" in broker._core.directory.queues["q"].groups
-        queue = broker._core.directory.queues["q"]
-        assert "g" not in queue.groups
-        assert not any(broker._core.directory.consumes(pid, "g") for pid in queue.partitions.values())
 
 
 async def test_dead_letters_go_some_at_a_time(autojump_clock: MockClock) -> None:
@@ -225,3 +199,44 @@ async def test_dead_letters_go_some_at_a_time(autojump_clock: MockClock) -> None
         assert gone == [MANY]
         assert {letter.group for letter in state.dead.values()} == {"h"}
         assert await broker.purge_dead_letters("q", None) == MANY
+
+
+class Fills(MemoryStore):
+    """A disk that is full from the second group that moves cursors on, for a second."""
+
+    moving = 0
+
+    async def commit(self, entries: Sequence[Entry], done: Callable[[], None] | None = None) -> None:
+        self.moving += any(isinstance(effect, CursorPut) for entry in entries for effect in entry.effects)
+        self.faults.full = self.moving == 2 and bool(entries)
+        await trio.sleep(0.01)
+        await super().commit(entries, done)
+
+
+@pytest.mark.parametrize("awaits", [False, True])
+async def test_a_move_that_is_refused_half_way_says_so(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, awaits: bool
+) -> None:
+    """Also when the state has been read again, and is whole, before its last part: what came before was refused. Sent
+    again, it does all of it. `awaits`: between a part and the next one it asks the store."""
+    store = Fills(retain=True)
+
+    async def asked(self: Groups, *_: object) -> dict[int, int]:
+        await trio.sleep(1)
+        await self._core.turn()
+        return {}
+
+    async with started(store) as broker:
+        await furnish(broker)
+        with monkeypatch.context() as patch:
+            if awaits:
+                patch.setattr(Groups, "_starts", asked)
+            with pytest.raises(StorageFull):
+                await broker.seek("g", "q", None, 1 if awaits else None)
+        await trio.sleep(2)
+        directory = broker._core.directory
+        pids = list(directory.queues["q"].partitions.values())
+        assert [directory.consumes(pid, "g") for pid in pids].count(True) == limits.STEP_EFFECTS
+        store.moving = 3
+        assert await broker.seek("g", "q", None, None) == MANY
+        assert all(directory.consumes(pid, "g") for pid in pids)

@@ -12,6 +12,7 @@ import trio.testing
 from serve_kit import Peer, Running, server
 
 from queen_actors.actors.log import Deferral, Log
+from queen_actors.actors.overview import Overview
 from queen_actors.domain.effects import Counters, Entry
 from queen_actors.domain.kv import Put
 from queen_actors.errors import StorageFull
@@ -279,3 +280,31 @@ async def test_a_get_is_not_refused_with_the_write_it_saw(
         await trio.sleep(5)
         assert await get("before") == (200, True)
         assert (await answered(house, "/api/v1/kv")) == {200: 3}
+
+
+async def test_an_overview_is_not_refused_between_its_looks(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its first look saw is refused before the second one is over: it is made again, and counted once."""
+    monkeypatch.setattr(serve_kit, "MemoryStore", partial(MemoryStore, True))
+    lags = Overview._lags
+
+    async def slow(self: Overview, group: str | None) -> object:
+        await trio.sleep(3)
+        return await lags(self, group)
+
+    async with server(memory=True) as house:
+        peer = await house.connect()
+        assert await push(peer, 1) == 201
+        monkeypatch.setattr(Overview, "_lags", slow)
+        house.faults.latency = SLOW
+        for key in ("before", "k"):
+            with trio.move_on_after(0.1):
+                await house.broker.kv([Put("n", key, b"1", None)])
+        house.faults.full = True
+        status, body = await peer.json("GET", "/api/v1/resources/overview")
+        assert status == 200
+        assert body["queues"] == 1
+        house.faults.latency, house.faults.full = 0, False
+        await trio.sleep(5)
+        assert await answered(house, "/api/v1/resources/overview") == {200: 1}

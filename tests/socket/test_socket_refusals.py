@@ -8,9 +8,10 @@ import pytest
 import trio
 from socket_peer import House, Peer, acks, house, items
 
-from queen_actors.api import Request
+from queen_actors.api import Access, Caller, Request
+from queen_actors.api.access import open_to_all
 from queen_actors.domain.locks import Acquire, Release
-from queen_actors.errors import QueenError
+from queen_actors.errors import Forbidden, QueenError
 from queen_actors.storage.memory import Faults
 from queen_actors.values import SECOND
 
@@ -164,12 +165,15 @@ async def test_who_only_looks_is_not_refused_with_the_write_it_saw() -> None:
             {"id": 2, **get},
             {"id": 3, **peek},
             {"id": 4, "op": "locks", "operations": [{"op": "get", "name": "l"}]},
+            {"id": 7, **put},
         )
         await other.say({"id": 5, **get}, {"id": 6, **put})
         await trio.sleep(0.1)
         faults.full = True
-        replies = {reply["id"]: reply for reply in [await peer.expect(lambda m: "id" in m) for _ in range(4)]}
-        assert [replies[id]["status"] for id in (1, 2, 3, 4)] == [507, 200, 200, 200]
+        told = [await peer.expect(lambda message: "id" in message) for _ in range(5)]
+        assert [reply["id"] for reply in told] == [1, 2, 3, 4, 7]
+        replies = {reply["id"]: reply for reply in told}
+        assert [replies[id]["status"] for id in (1, 2, 3, 4, 7)] == [507, 200, 200, 200, 507]
         assert not replies[3]["body"]["found"]
         for reply in (replies[2], await other.reply(5)):
             assert reply["body"]["results"][0]["value"] == 2
@@ -181,4 +185,66 @@ async def test_who_only_looks_is_not_refused_with_the_write_it_saw() -> None:
         text = await hall.api.handle(Request("GET", b"/metrics/prometheus"))
         counted = [line for line in text.body.decode().splitlines() if 'route="/api/v1/kv"' in line]
         counts = {line.partition('status="')[2][:3]: float(line.rpartition(" ")[2]) for line in counted}
-        assert (counts["200"], counts["507"]) == (5, 2)
+        assert (counts["200"], counts["507"]) == (5, 3)
+
+
+async def test_what_is_made_again_comes_before_what_came_after_it() -> None:
+    """A get that looks again, while an actor is held, knows nothing of a put that was sent later; it is what it was
+    when it came, also as to who asked."""
+    faults = Faults()
+    get = {"op": "kv", "operations": [{"op": "get", "ns": "n", "key": "k"}]}
+
+    def put(value: object) -> dict[str, object]:
+        return {"op": "kv", "operations": [{"op": "put", "ns": "n", "key": "k", "value": value, "forever": True}]}
+
+    async def authorize(request: Request, access: Access) -> Caller:
+        if request.headers.get("authorization") == "Bearer weak" and request.raw_path != b"/api/v1/ws":
+            raise Forbidden("it may do nothing")
+        return await open_to_all(request, access)
+
+    async with house(faults=faults, authorize=authorize) as hall:
+        peer, other = await hall.peer(), await hall.peer()
+        await commit_under_way(faults, other)
+        await other.say({"id": 8, **put("refused")})
+        await trio.sleep(0.1)
+        await peer.say({"id": 1, **get})
+        await trio.sleep(0.1)
+        faults.full = True
+
+        async def hold() -> None:
+            async with hall.broker._core.turns.hold([("kv", "n")]):
+                await trio.sleep(8)
+
+        hall.nursery.start_soon(hold)
+        await trio.sleep(3)
+        room_again(faults)
+        await trio.sleep(2)
+        await peer.say({"id": 2, **put("later")}, {"id": 3, "op": "auth", "token": "weak"}, {"id": 4, **get})
+        replies = [await peer.expect(lambda message: "id" in message) for _ in range(4)]
+        statuses = {reply["id"]: reply["status"] for reply in replies}
+        assert (replies[0]["id"], statuses) == (1, {1: 200, 2: 200, 3: 200, 4: 403})
+        assert replies[0]["body"]["results"][0]["value"] == 2
+
+
+async def test_a_peer_that_goes_while_its_request_is_made_again() -> None:
+    """Nobody waits for it, and the connection ends in its time."""
+    faults = Faults()
+    get = {"op": "kv", "operations": [{"op": "get", "ns": "n", "key": "k"}]}
+    for leaves in (True, False):
+        async with house(faults=faults) as hall:
+            stream = await hall.stream()
+            peer, other = await hall.peer(stream=stream), await hall.peer()
+            await commit_under_way(faults, other)
+            await other.say({"id": 8, "op": "kv", "operations": [{"op": "incr", "ns": "n", "key": "x", "by": 1}]})
+            await peer.say(*({"id": number, **get} for number in range(50)))
+            await trio.sleep(0.1)
+            faults.full = True
+            if leaves:
+                await trio.aclose_forcefully(stream)
+            else:
+                for number in range(50):
+                    assert (await peer.reply(number))["status"] == 200
+            await trio.sleep(5)
+            room_again(faults)
+            await trio.sleep(5)
+            assert (await other.ask("kv", operations=get["operations"]))["ok"]

@@ -380,3 +380,33 @@ async def test_a_journal_that_a_start_sets_aside(tmp_path: pathlib.Path) -> None
     await recovers(tmp_path / "data", work)
     assert (tmp_path / "data" / f"{journal.name}.kept-1").exists()
     assert f"{journal.name}.kept-1 was set aside" in said(tmp_path / "data", looked(tmp_path / "data"))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_a_journal_that_does_not_belong_here_while_more_is_wrong(tmp_path: pathlib.Path, seed: int) -> None:
+    """A damaged snapshot can be made again; the journal of an older copy stays where it is all the same, and beside one
+    of another log, which a start refuses, nothing is repaired."""
+    path = tmp_path / "data"
+    store, work = DurableStore(str(path), snapshot_bytes=1), Workload(1, calm=True)
+    await store.open(Model())
+    await store.commit(work.entries(20))
+    await store.seal()
+    assert store._open is not None
+    await store._open.upkeep.take_snapshot()
+    await store.close()
+    other, entries = DurableStore(str(tmp_path / "other")), Workload(seed, calm=True)
+    await other.open(Model())
+    for _ in range(2):
+        await other.commit(entries.entries(10))
+    await other.close()
+    (journal,) = files(tmp_path / "other", "journal")
+    shutil.copy(journal, path)
+    flip(files(path, "snapshot")[0], 5_000)
+    if seed == 2:
+        assert "it is of another log" in said(path, untouched(path))
+        return
+    repaired = examine(str(path), repair=True)
+    assert any("made again" in sentence for sentence in repaired.done)
+    assert (path / journal.name).read_bytes() == journal.read_bytes()
+    await recovers(path, work)
+    assert (path / f"{journal.name}.kept-1").exists()

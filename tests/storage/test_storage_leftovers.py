@@ -3,6 +3,7 @@ have all that is in it, and what is of another log is refused with every file ke
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 import shutil
@@ -10,10 +11,13 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import trio
-from storage_kit import Model, Workload, assert_same, entry, kv
+from storage_kit import Model, Workload, assert_same, entry, kv, queue, record
 
+from queen_actors.domain.effects import Appended, Counters, Effect, Entry, PartitionPut, QueueDropped
 from queen_actors.errors import DataDirectoryError
 from queen_actors.storage import DurableStore, compaction, faultpoints
+from queen_actors.storage.directory import SegmentFile
+from queen_actors.storage.fileops import FileOps
 from queen_actors.storage.sql import query
 
 
@@ -266,18 +270,19 @@ async def test_a_journal_of_another_log_whose_segment_was_merged(tmp_path: pathl
     await recovers(path, work)
 
 
-async def test_a_journal_whose_segment_was_merged_goes(tmp_path: pathlib.Path) -> None:
-    """The merged segment reaches over it."""
+async def test_a_journal_whose_segment_was_merged_is_set_aside(tmp_path: pathlib.Path) -> None:
+    """The merged segment reaches over it, and has messages alone: no death leaves this, but a copy may have it."""
     path = tmp_path / "data"
     work = await merged(path, "drop.segment_removed")
     journal = files(tmp_path / "journals", "journal")[1]
     shutil.copy(journal, path)
     await recovers(path, work)
+    assert (path / f"{journal.name}.kept-1").exists()
     assert not (path / journal.name).exists()
 
 
-async def test_a_journal_whose_segment_is_gone_goes(tmp_path: pathlib.Path) -> None:
-    """Nothing in it could be read any more, and the snapshot says that it was sealed."""
+async def test_a_journal_whose_segment_is_gone_is_set_aside(tmp_path: pathlib.Path) -> None:
+    """Nothing in it could be read any more, and the snapshot says that its positions were sealed."""
     path = tmp_path / "data"
     store, model = DurableStore(str(path), snapshot_bytes=1), Model()
     await store.open(Model())
@@ -296,6 +301,7 @@ async def test_a_journal_whose_segment_is_gone_goes(tmp_path: pathlib.Path) -> N
     work = Workload(1)
     work.model = model
     await recovers(path, work)
+    assert (path / f"{journal.name}.kept-1").exists()
     assert not (path / journal.name).exists()
 
 
@@ -329,3 +335,107 @@ async def test_a_journal_that_is_not_what_was_sealed_is_refused(tmp_path: pathli
     shutil.copy(journal, path)
     shutil.copy(files(tmp_path / "keys", "snapshot")[0], path)
     await refused(path, "no segment was made of what it holds")
+
+
+@pytest.mark.parametrize("end", [PartitionPut(1, 1, "p", 5, 40), QueueDropped(1, "q")], ids=["retention", "deleted"])
+async def test_a_journal_of_another_log_that_nothing_speaks_against(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, end: Effect
+) -> None:
+    """This log's retention is past its offsets, or its queue is gone, so that nothing can be compared: it is kept."""
+    monkeypatch.setattr(compaction, "MERGE_FILES", 1)
+    made = (queue(1), queue(2, "r"), PartitionPut(1, 1, "p", 5, 0), PartitionPut(2, 2, "r", 5, 0))
+    steps = [Entry(2_000, Counters(0, 2, 2), made)]
+    for number in range(50):
+        both = Appended(1, (record(number),)), Appended(2, (record(number),))
+        steps.append(Entry(2_001 + number, Counters(0, 2, 2), both))
+    path, model = tmp_path / "data", Model()
+    store = DurableStore(str(path), snapshot_bytes=1)
+    await store.open(Model())
+    for group in (steps, [Entry(3_000, Counters(0, 2, 2), (end,))]):
+        model.take(group)
+        await store.commit(group)
+    await store.seal()
+    assert store._open is not None
+    await store._open.upkeep.take_snapshot()
+    await store.close()
+    other = DurableStore(str(tmp_path / "other"))
+    await other.open(Model())
+    await other.commit([entry(1_000, queue(1), PartitionPut(1, 1, "p", 5, 0))])
+    await other.commit([entry(1_001 + number, Appended(1, (record(number),))) for number in range(30)])
+    await other.close()
+    (journal,) = files(tmp_path / "other", "journal")
+    shutil.copy(journal, path)
+    await recovers(path, worked(model))
+    assert (path / f"{journal.name}.kept-1").read_bytes() == journal.read_bytes()
+
+
+def worked(model: Model) -> Workload:
+    work = Workload(1)
+    work.model = model
+    return work
+
+
+async def keys(path: pathlib.Path, name: str, counts: Sequence[int], *, snapshot: bool) -> pathlib.Path:
+    """A log of keys alone, each commit a step for each; its journal, as it was before it was sealed."""
+    store, number = DurableStore(str(path), snapshot_bytes=1), 0
+    await store.open(Model())
+    for count in counts:
+        await store.commit([entry(1_000 + n, kv(f"{name}{n}", n), version=n) for n in range(number, number + count)])
+        number += count
+    (journal,) = files(path, "journal")
+    kept = shutil.copy(journal, path.with_name(f"{name}-{journal.name}"))
+    if snapshot:
+        await store.seal()
+        assert store._open is not None
+        await store._open.upkeep.take_snapshot()
+    await store.close()
+    return pathlib.Path(kept)
+
+
+@pytest.mark.parametrize("whose", ["mine", "other"])
+async def test_a_journal_of_keys_beside_a_snapshot(tmp_path: pathlib.Path, whose: str) -> None:
+    """The versions that it gave to its keys say whether the snapshot is of the same log: if so, it is set aside; if
+    not, refused, whichever of the two does not belong here."""
+    path = tmp_path / "data"
+    await keys(path, "mine", (60,), snapshot=True)
+    journal = await keys(tmp_path / "older", whose, (30,), snapshot=False)
+    shutil.copy(journal, path / f"journal-{0:020}.log")
+    if whose == "other":
+        await refused(path, "no segment was made of what it holds")
+        return
+    store, model = DurableStore(str(path)), Model()
+    await store.open(model)
+    await store.close()
+    assert len(model.things) == 60
+    assert files(path, "journal")[0].name.endswith(".kept-1")
+
+
+async def test_a_full_disk_has_no_name_for_what_is_set_aside(tmp_path: pathlib.Path) -> None:
+    """It does no harm where it is, and the start goes on."""
+    path = tmp_path / "data"
+    await keys(path, "mine", (60,), snapshot=True)
+    journal = await keys(tmp_path / "older", "mine", (30,), snapshot=False)
+    shutil.copy(journal, path / f"journal-{0:020}.log")
+
+    class Full(FileOps):
+        def rename(self, source: str, target: str) -> None:
+            if ".kept-" in target:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().rename(source, target)
+
+    for ops in (Full(), FileOps()):
+        store, model = DurableStore(str(path), ops=ops), Model()
+        await store.open(model)
+        await store.close()
+        assert len(model.things) == 60
+    assert files(path, "journal")[0].name.endswith(".kept-1")
+
+
+async def test_a_merge_takes_no_more_files_than_there_are_descriptors_for() -> None:
+    """Segments of which hardly anything is still read need next to nothing, and yet each takes a descriptor."""
+    many = [SegmentFile(n, n + 1, 0, f"s{n}") for n in range(200)]
+    live = {(file.first, file.last): 1 for file in many}
+    totals, sizes = dict.fromkeys(many, 1_000), dict.fromkeys((file.path for file in many), 1_000_000)
+    groups = list(compaction.groups_to_merge(many, live, totals, sizes, 1 << 30))
+    assert [len(group) for group in groups] == [64, 64, 64, 8]
+    assert [file for group in groups for file in group] == many

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import pathlib
 from typing import Any
@@ -22,11 +23,12 @@ from queen_actors.storage.upkeep import Upkeep
 class Unflushed(FaultyOps):
     """A file system whose directory cannot be flushed behind the publication of a file of one kind, so many times."""
 
-    def __init__(self, kind: str, times: int, code: int = errno.EIO) -> None:
+    def __init__(self, kind: str, times: int, *codes: int) -> None:
+        """`codes`: of the errors, one after the other and then again; EIO without."""
         super().__init__()
         self._kind = kind
         self.times = times
-        self.code = code
+        self._codes = itertools.cycle(codes or (errno.EIO,))
         self.published: list[str] = []
 
     def rename(self, source: str, target: str) -> None:
@@ -37,7 +39,7 @@ class Unflushed(FaultyOps):
     def sync_directory(self, path: str) -> None:
         if self.published and self.times:
             self.times -= 1
-            raise OSError(self.code, "no")
+            raise OSError(next(self._codes), "no")
         super().sync_directory(path)
 
 
@@ -111,10 +113,11 @@ async def test_a_merge_that_cannot_be_read(tmp_path: pathlib.Path, monkeypatch: 
     await goes_on(tmp_path, store, model)
 
 
+@pytest.mark.parametrize("codes", [(errno.EIO,), (errno.EIO, errno.EMFILE), (errno.EMFILE, errno.EIO)])
 @pytest.mark.parametrize("kind", ["merge", "snapshot", "segment"])
-async def test_a_file_that_cannot_be_taken_back(tmp_path: pathlib.Path, kind: str) -> None:
+async def test_a_file_that_cannot_be_taken_back(tmp_path: pathlib.Path, kind: str, codes: tuple[int, ...]) -> None:
     """When it is not known whether it has its name, the store ends, and the next start finds the log whole."""
-    ops = Unflushed(kind, 0)
+    ops = Unflushed(kind, 0, *codes)
     store, model = await worth_a_merge(tmp_path, ops)
     ops.published.clear()
     ops.times = 2
