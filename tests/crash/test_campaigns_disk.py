@@ -10,6 +10,7 @@ import pytest
 
 from queen_actors.storage import recovery
 
+from . import disk as disk_module
 from .campaign import stories
 from .campaign_kit import found, passed
 from .damage import damages
@@ -40,8 +41,10 @@ async def test_a_disk_that_fails_under_load_gives_no_wrong_answer(tmp_path: Path
 
 
 async def test_a_full_disk_that_is_not_noticed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control of disks that fail: a broker that takes a refused write for written."""
+    """The control of disks that fail: a broker that takes a refused write for written. It refuses nothing, however long
+    one waits for that."""
     monkeypatch.setattr(DiskCampaign, "planted", "refused_writes_count_as_written")
+    monkeypatch.setattr(disk_module, "HANG_SECONDS", 15.0)
     shim = build_shim(tmp_path)
 
     async def run(place: Path, seed: int) -> Summary:
