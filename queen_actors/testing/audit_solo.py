@@ -48,7 +48,9 @@ class _Solo:
         self._stopped = -1
         """When the broker was last told to stop: it may answer then that there is nothing."""
         self._quit = 0
-        """So does one that was given up, if the broker died before it had taken that back."""
+        """So does one that was given up, if the broker died before it had taken that back, or the disk was full."""
+        self._full = -1
+        """When the disk last filled up."""
 
     def see(self, event: Event) -> None:
         judge: dict[str, Callable[[Event], None]] = {
@@ -61,11 +63,16 @@ class _Solo:
             "solo.end": self._end,
             "death": self._death,
             "stop": self._stop,
+            "full": self._fill,
         }
         judge[event.op](event)
 
     def _death(self, event: Event) -> None:
         self._ghost = max(self._ghost, self._quit)
+
+    def _fill(self, event: Event) -> None:
+        self._ghost = max(self._ghost, self._quit)
+        self._full = event.start
 
     def _stop(self, event: Event) -> None:
         self._stopped = event.start
@@ -82,7 +89,8 @@ class _Solo:
             self._ghost = max(self._ghost, ends if event.outcome == "unknown" else 0)
         elif event.found is None:
             self._quit = max(self._quit, ends)
-            self._ghost = max(self._ghost, 0 if event.asked["direct"] else ends)
+            taken_back = event.asked["direct"] and not event.start <= self._full <= event.end
+            self._ghost = max(self._ghost, 0 if taken_back else ends)
         elif event.found[1]:
             self._claimed(event)
         elif not event.asked["wait"] and event.start > self._stopped:

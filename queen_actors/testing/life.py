@@ -238,6 +238,7 @@ class Lives:
         rng, faults = self._rng, self.store.faults
         if kind == "full":
             faults.full = True
+            self.told("full")
             await trio.sleep(rng.choice([0.01, 0.7, 2.0]))
             faults.full = False
         elif kind == "passivate":

@@ -39,6 +39,7 @@ FOUND = {
     8764: "the simulator's own: a queue whose client pushes again remembers ids for longer than the clock jumps",
     18730: "the simulator's own: an ack is told whose subscriber was cancelled, and when a subscription gives back",
     16400: "no pings without an end while a subscription is being opened",
+    34882: "the simulator's own: a lease that is given back while the disk is full is owed until there is room",
 }
 """Seeds that broke a promise once, and what was mended."""
 FEW = {16400: 20}
