@@ -236,7 +236,8 @@ async def test_a_move_that_is_refused_half_way_says_so(
         await trio.sleep(2)
         directory = broker._core.directory
         pids = list(directory.queues["q"].partitions.values())
-        assert [directory.consumes(pid, "g") for pid in pids].count(True) == limits.STEP_EFFECTS
+        moved = [directory.consumes(pid, "g") for pid in pids].count(True)
+        assert moved in range(limits.STEP_EFFECTS, MANY, limits.STEP_EFFECTS)  # the parts of the first group
         store.moving = 3
         assert await broker.seek("g", "q", None, None) == MANY
         assert all(directory.consumes(pid, "g") for pid in pids)
