@@ -230,7 +230,7 @@ async def _move(world: World, name: str, where: tuple[str, int, str], txns: list
     acks = tuple(Ack(txn, pid, "mover", "completed", lease) for txn in txns)
     # Their ids are the transaction's own: it is the ack that keeps a message from being made twice
     made = tuple(PushItem(sink, "one", f'"{txn}"'.encode(), f"{lease}.{txn}") for txn in txns)
-    asked = {"sink": sink, "of": txns}
+    asked = {"sink": sink, "of": txns, "made": [item.txn for item in made]}
     bundle = Transaction(steps=(*acks, *made))
     await world.call(name, "moved", asked, lambda face: face.transaction(bundle))
 

@@ -40,6 +40,7 @@ FOUND = {
     18730: "the simulator's own: an ack is told whose subscriber was cancelled, and when a subscription gives back",
     16400: "no pings without an end while a subscription is being opened",
     34882: "the simulator's own: a lease that is given back while the disk is full is owed until there is room",
+    56042: "the simulator's own: what a transaction was refused may be moved by later ones, each a part of it",
 }
 """Seeds that broke a promise once, and what was mended."""
 FEW = {16400: 20}
@@ -275,6 +276,35 @@ def move_twice(events: list[Event]) -> None:
     events.append(find(events, "moved.end", lambda e: e.found[1]))
 
 
+def moved(events: list[Event]) -> Event:
+    return find(events, "moved", lambda e: e.found[0] and len(e.asked["of"]) > 1)
+
+
+def move_one_of_two(events: list[Event]) -> None:
+    first = moved(events).asked["made"][0]
+    for event in events:
+        if event.op == "moved.end":
+            _, claims = event.found
+            event.found = ("", [(*claim[:4], [r for r in claim[4] if r[1] != first]) for claim in claims])
+
+
+def move_what_was_refused(events: list[Event]) -> None:
+    moved(events).found = (False, "rejected_ack")
+
+
+def move_what_met_a_full_disk(events: list[Event]) -> None:
+    event = moved(events)
+    event.outcome, event.found = "refused", None
+
+
+def lose_what_was_moved(events: list[Event]) -> None:
+    made = moved(events).asked["made"]
+    for event in events:
+        if event.op == "moved.end":
+            _, claims = event.found
+            event.found = ("", [(*claim[:4], [r for r in claim[4] if r[1] not in made]) for claim in claims])
+
+
 def cycle_twice(events: list[Event]) -> None:
     events.append(find(events, "stream.end", lambda e: e.found[1]))
 
@@ -336,7 +366,11 @@ SPOILERS = {
     apply_what_was_rolled_back: "I1",
     forget_a_lease_that_ran_out: "I4",
     skip_a_message: "I2 I3",
-    move_twice: "I11",
+    move_twice: "I11 what is moved is moved once",
+    move_one_of_two: "I11 all or nothing",
+    move_what_was_refused: "I11 what is refused has not happened",
+    move_what_met_a_full_disk: "I11 what is refused has not happened",
+    lose_what_was_moved: "I11 what is answered has happened",
     cycle_twice: "I11",
     leave_something_of_a_deleted_queue: "I2 I12",
     give_out_twice: "I2 each comes once",
