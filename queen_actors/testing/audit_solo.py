@@ -211,7 +211,7 @@ def judge_movers(history: History) -> None:
         there = {txn in ids[event.asked["sink"]] for txn in event.asked["made"]}
         must(len(there) == 1, "I11 all or nothing", event, there)
         if event.ok and event.found[0]:
-            must(there == {True}, "I11 what is answered has happened", event)
+            must(there == {True} and min(copies) == 1, "I11 what is answered has happened", event, copies)
         elif event.outcome != "unknown":
             must(there == {False}, "I11 what is refused has not happened", event)
     for event in history.of("moved.push"):
